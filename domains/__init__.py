@@ -1,0 +1,1 @@
+"""The domains: each knows ``shared`` only, never another domain, never Prefect."""

@@ -1,0 +1,1 @@
+"""Flows, schedules and the command line: the only place that knows Prefect."""

@@ -1,0 +1,274 @@
+"""Configuration shared by all domains: frozen pydantic sections, TOML in and out.
+
+A domain subclasses :class:`DomainConfig`, overrides defaults and adds sections of its
+own. Layers, weakest first: the domain's defaults, a TOML file, dotted flags.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from shared.errors import InputError, did_you_mean
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses keys it doesn't know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class AcceleratorSection(Section):
+    device: Literal["auto", "cpu", "gpu", "gpus", "tpu", "workers"] = Field(
+        "auto", description="Where to run: auto takes the best device that answers."
+    )
+    tpu_address: str = Field("local", description="Address of the TPU, as TPUClusterResolver takes it.")
+    logical_cpus: int = Field(
+        1, ge=1, description="Split the CPU into this many logical devices and mirror over them."
+    )
+    release_command: str = Field(
+        "", description="Shell command run when a run ends, however it ends (stop the cloud machine)."
+    )
+    deterministic: bool = Field(
+        False, description="Ask TensorFlow for deterministic ops on a GPU (slower; a CPU is so anyway)."
+    )
+
+
+class PlanSection(Section):
+    batch_size: int | Literal["auto", "max-throughput"] = Field(
+        "auto", description="A number, or found by trying: auto takes the smallest within 5% of the fastest."
+    )
+    max_batch_size: int = Field(256, ge=1, description="Largest batch size that the search tries.")
+    precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = Field(
+        "auto", description="Precision policy; auto measures those that the device can use."
+    )
+    xla: Literal["auto", "on", "off"] = Field("auto", description="Compile steps with XLA.")
+    seconds: float = Field(60.0, gt=0, description="Budget of the search in seconds.")
+    trial_seconds: float = Field(45.0, gt=0, description="Limit of a single trial in seconds.")
+    memory_gb: float | None = Field(
+        None, gt=0, description="Memory limit of a trial in GiB; default: what the machine has free."
+    )
+    learning_rate_rule: Literal["auto", "square-root", "linear", "none"] = Field(
+        "auto",
+        description="How the learning rate follows the batch size; auto: square root, since the optimizer is Adam.",
+    )
+    replan: bool = Field(False, description="Search again even where a plan for this device is kept.")
+
+
+class TrainSection(Section):
+    epochs: int | None = Field(None, ge=1, description="Epochs of every phase; default: as the phase says.")
+    learning_rate: float | None = Field(
+        None, gt=0, description="Learning rate at the reference batch of 32; default: as the phase says."
+    )
+    seed: int = Field(0, ge=0, description="Seed of weights, order and augmentation.")
+    members: int = Field(1, ge=1, le=32, description="Models in the ensemble; seeds count up from `seed`.")
+    patience: int = Field(5, ge=0, description="Epochs without a better monitor before stopping; 0: never stop.")
+    warmup_share: float = Field(0.05, ge=0, lt=1, description="Share of all steps in which the rate rises.")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW); 0: Adam.")
+    clip_norm: float = Field(1.0, ge=0, description="Global norm that gradients are clipped to; 0: none.")
+    hours: float = Field(24.0, gt=0, description="Deadline of a training step; it is stopped after that.")
+
+
+class GateSection(Section):
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="Confidence of every interval.")
+    resamples: int = Field(1000, ge=100, description="Bootstrap resamples behind every interval.")
+    margin: float = Field(
+        0.01, ge=0, description="How much worse than the champion is still 'not worse', in the score's unit."
+    )
+    min_examples: int = Field(30, ge=1, description="Fewest fair examples on which models are compared.")
+    guards: Literal["standard", "full"] = Field(
+        "standard", description="full also trains on shuffled labels, which must teach nothing."
+    )
+
+
+class RunSection(Section):
+    price_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of this machine; default: CASEBOOK_PRICE_PER_HOUR."
+    )
+    tensorboard: bool = Field(False, description="Write TensorBoard files beside the history.")
+    keep_checkpoints: bool = Field(False, description="Keep checkpoints after a run is done.")
+
+
+class DomainConfig(Section):
+    """What every domain's configuration has. Subclass it and override ``source``."""
+
+    source: str = Field("synthetic", description="Folder, file or the name of an embedded source.")
+    accelerator: AcceleratorSection = AcceleratorSection()
+    plan: PlanSection = PlanSection()
+    train: TrainSection = TrainSection()
+    gate: GateSection = GateSection()
+    run: RunSection = RunSection()
+
+
+ConfigT = TypeVar("ConfigT", bound=DomainConfig)
+
+
+def build(
+    kind: type[ConfigT],
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> ConfigT:
+    """Resolves ``flags`` over ``file`` over ``base`` over the defaults of ``kind``.
+
+    Args:
+        kind: The domain's configuration class.
+        file: A TOML file with the differences only.
+        flags: Dotted keys to values, e.g. ``{"train.epochs": "5"}``; text is converted.
+        base: A nested mapping below the file, e.g. a schedule's settings.
+
+    Raises:
+        InputError: Unknown key, value of the wrong kind, or unreadable TOML. Names the
+            key, the received value and what was expected.
+    """
+    layers = dict(base or {})
+    if file is not None:
+        layers = merge(layers, read_toml(file))
+    for key, value in (flags or {}).items():
+        layers = merge(layers, _nested(key, value))
+    _refuse_unknown(kind, layers, "")
+    try:
+        return kind.model_validate(layers)
+    except ValidationError as error:
+        raise _readable(error) from None
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"Cannot read the configuration {file}: {error.strerror}.", "Give the path of a TOML file."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{file} is not valid TOML: {error}.", "`casebook config DOMAIN` prints a valid one to start from."
+        ) from error
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``, table by table.
+
+    >>> merge({"train": {"epochs": 3, "seed": 1}}, {"train": {"epochs": 5}})
+    {'train': {'epochs': 5, 'seed': 1}}
+    """
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def knobs(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every leaf of a configuration class as (dotted key, pydantic field), in order."""
+    for name, info in kind.model_fields.items():
+        section = _section(info)
+        if section is None:
+            yield prefix + name, info
+        else:
+            yield from knobs(section, f"{prefix}{name}.")
+
+
+def to_toml(config: DomainConfig, *, commented: bool = False) -> str:
+    """The configuration as TOML; ``commented`` puts each knob's description above it.
+
+    None has no form in TOML: such keys are written as comments.
+    """
+    lines: list[str] = []
+    _write_table(config, "", lines, commented)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(section: BaseModel, path: str, lines: list[str], commented: bool) -> None:
+    tables: list[tuple[str, BaseModel]] = []
+    if path:
+        lines += ["", f"[{path}]"]
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            tables.append((f"{path}.{name}" if path else name, value))
+            continue
+        if commented and info.description:
+            lines.append(f"# {info.description}{_choices(info)}")
+        lines.append(f"# {name} =" if value is None else f"{name} = {_literal(value)}")
+    for below, value in tables:
+        _write_table(value, below, lines, commented)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(str(k))} = {_literal(v)}" for k, v in value.items()) + "}"
+    text = str(value)
+    escaped = "".join(
+        {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(c, c)
+        if c >= " " or c in "\n\t\r"
+        else f"\\u{ord(c):04x}"
+        for c in text
+    )
+    return f'"{escaped}"'
+
+
+def _choices(info: FieldInfo) -> str:
+    options = [str(option) for option in _literals(info.annotation)]
+    return f" One of: {', '.join(options)}." if options else ""
+
+
+def _literals(annotation: Any) -> list[Any]:
+    found: list[Any] = []
+    for argument in get_args(annotation):
+        if isinstance(argument, str):
+            found.append(argument)
+        else:
+            found += _literals(argument)
+    return found
+
+
+def _section(info: FieldInfo) -> type[BaseModel] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.replace("-", "_").split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _refuse_unknown(kind: type[BaseModel], given: Mapping[str, Any], prefix: str) -> None:
+    for name, value in given.items():
+        info = kind.model_fields.get(name)
+        if info is None:
+            known = [key for key, _ in knobs(kind, prefix)]
+            raise InputError(f"Unknown setting {prefix + name!r}.", did_you_mean(prefix + name, known))
+        section = _section(info)
+        if section is None:
+            continue
+        if not isinstance(value, Mapping):
+            raise InputError(
+                f"{prefix + name} is a group of settings, received {value!r}.",
+                f"Set one of {', '.join(key for key, _ in knobs(section, f'{prefix}{name}.'))}.",
+            )
+        _refuse_unknown(section, value, f"{prefix}{name}.")
+
+
+def _readable(error: ValidationError) -> InputError:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        lines.append(f"{where}: {item['msg'].lower()}, received {item['input']!r}")
+    return InputError(
+        "The configuration has values that cannot be used: " + "; ".join(dict.fromkeys(lines)) + ".",
+        "`casebook config DOMAIN` lists every setting with what it takes.",
+    )

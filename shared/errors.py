@@ -1,0 +1,63 @@
+"""Errors a person can act on: what was expected, what was received, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CasebookError(Exception):
+    """Base of the errors shown to a person on one screen, without a traceback.
+
+    Args:
+        message: What was expected and what was received, naming the file, row,
+            variable or key.
+        remedy: What the person can do about it. Shown on a line of its own.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}\nRemedy: {self.remedy}" if self.remedy else self.message
+
+    def __reduce__(self) -> tuple[type[CasebookError], tuple[str, str]]:
+        # Errors cross process borders (shared/worker.py), and the default would lose the remedy.
+        return (type(self), (self.message, self.remedy))
+
+
+class InputError(CasebookError):
+    """What the person gave (path, file, key, value) cannot be used. Exit code 2."""
+
+    exit_code = 2
+
+
+class DeviceError(CasebookError):
+    """The accelerator that was asked for cannot be had here."""
+
+
+class LeakError(CasebookError):
+    """A guard found that the test set was seen in training."""
+
+
+class TrainingError(CasebookError):
+    """Training stopped because its numbers are no longer sound (NaN, Inf, divergence)."""
+
+
+class WorkerError(CasebookError):
+    """A child process did not deliver: it timed out, was killed or ran out of memory."""
+
+
+def did_you_mean(received: str, known: Iterable[str]) -> str:
+    """A remedy that names the nearest known words.
+
+    >>> did_you_mean("epoch", ["epochs", "seed"])
+    "Did you mean 'epochs'? Known: epochs, seed."
+    """
+    names = list(known)
+    near = difflib.get_close_matches(received, names, n=1)
+    return (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(names)}."

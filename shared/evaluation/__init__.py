@@ -1,0 +1,1 @@
+"""Leak-free splits, metrics with intervals, guards and the gate."""

@@ -1,0 +1,69 @@
+"""Machine settings: the few things that belong to a machine and not to a run.
+
+They come from environment variables, and from nowhere else:
+
+``CASEBOOK_RUNS``
+    Folder of runs, prepared data, plans and the model registry. Default ``./runs``.
+``CASEBOOK_PRICE_PER_HOUR``
+    What an hour of this machine costs, for the cost line of a run's summary.
+``MLFLOW_TRACKING_URI``, ``PREFECT_API_URL``
+    As MLflow and Prefect define them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from shared.errors import InputError
+
+
+def runs_root(*, create: bool = True) -> Path:
+    """The folder that holds every run, absolute.
+
+    Raises:
+        InputError: The folder cannot be created or written.
+    """
+    root = Path(os.environ.get("CASEBOOK_RUNS") or "runs").expanduser().absolute()
+    if not create:
+        return root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"The runs folder {root} cannot be written: {error.strerror or error}.",
+            "Set CASEBOOK_RUNS to a folder you may write, or start from another folder.",
+        ) from error
+    return root
+
+
+def prepared_root(domain: str) -> Path:
+    """Prepared data of a domain, one folder a fingerprint."""
+    return runs_root() / ".prepared" / domain
+
+
+def plans_root() -> Path:
+    """Measured plans, one JSON file a fingerprint."""
+    return runs_root() / ".plans"
+
+
+def tracking_uri() -> str:
+    """MLflow's tracking address: the environment's, or a SQLite file in the runs folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs_root() / 'mlflow.db'}"
+
+
+def price_per_hour() -> float | None:
+    """Price of an hour of this machine, or None where nobody set one."""
+    text = os.environ.get("CASEBOOK_PRICE_PER_HOUR")
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(
+            f"CASEBOOK_PRICE_PER_HOUR must be a number, received {text!r}.",
+            "Give the price of an hour of this machine, e.g. 3.20.",
+        ) from None

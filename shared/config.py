@@ -55,7 +55,7 @@ class PlanSection(Section):
     )
     learning_rate_rule: Literal["auto", "square-root", "linear", "none"] = Field(
         "auto",
-        description="How the learning rate follows the batch size; auto: square root, since the optimizer is Adam.",
+        description="How the learning rate follows the batch size; auto: square root, as for Adam.",
     )
     replan: bool = Field(False, description="Search again even where a plan for this device is kept.")
 
@@ -67,7 +67,7 @@ class TrainSection(Section):
     )
     seed: int = Field(0, ge=0, description="Seed of weights, order and augmentation.")
     members: int = Field(1, ge=1, le=32, description="Models in the ensemble; seeds count up from `seed`.")
-    patience: int = Field(5, ge=0, description="Epochs without a better monitor before stopping; 0: never stop.")
+    patience: int = Field(5, ge=0, description="Epochs without a better monitor before stopping; 0: never.")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="Share of all steps in which the rate rises.")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW); 0: Adam.")
@@ -148,7 +148,8 @@ def read_toml(file: Path) -> dict[str, Any]:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} is not valid TOML: {error}.", "`casebook config DOMAIN` prints a valid one to start from."
+            f"{file} is not valid TOML: {error}.",
+            "`casebook config DOMAIN` prints a valid one.",
         ) from error
 
 

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its folder, the registry's entry, the export, the report."""

@@ -353,7 +353,11 @@ class Domain(ABC):
 
     @abstractmethod
     def examples(self, prepared: Path, config: Any, fold: Fold, split: Split) -> Source:
-        """The examples ``fold.splits[split]``, in that order. Scalers see ``train`` only."""
+        """The examples ``fold.splits[split]``, in that order.
+
+        An example depends on nothing but itself: statistics of other examples belong into the
+        model (:meth:`phases`). So a published model can be tried on another fold's examples.
+        """
 
     @abstractmethod
     def phases(self, prepared: Path, config: Any, fold: Fold) -> list[Phase]:
@@ -433,6 +437,6 @@ def find(name: str) -> Domain:
         raise CasebookError(
             f"The entry point casebook.{name} = {points[name].value} must name an instance of "
             f"shared.Domain, received {type(domain).__name__}.",
-            "Point it at an instance: `name = \"package:domain\"` with `domain = MyDomain()`.",
+            'Point it at an instance: `name = "package:domain"` with `domain = MyDomain()`.',
         )
     return domain

@@ -36,9 +36,7 @@ Listener = Callable[[Progress], None]
 _listener: ContextVar[Listener | None] = ContextVar("casebook_progress", default=None)
 
 
-def emit(
-    label: str, done: int, total: int | None = None, *, note: str = "", **numbers: float
-) -> None:
+def emit(label: str, done: int, total: int | None = None, *, note: str = "", **numbers: float) -> None:
     """Reports progress to the current listener, if there is one."""
     listener = _listener.get()
     if listener is not None:

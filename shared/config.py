@@ -134,7 +134,9 @@ def build(
         layers = merge(layers, _nested(key, value))
     _refuse_unknown(kind, layers, "")
     try:
-        return kind.model_validate(layers)
+        # Over the whole tree of defaults: a domain's `train: TrainSection = TrainSection(epochs=7)`
+        # must keep its 7 where only another setting of that section is given.
+        return kind.model_validate(merge(kind().model_dump(), layers))
     except ValidationError as error:
         raise _readable(error) from None
 

@@ -31,13 +31,12 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-
 from shared.config import DomainConfig
 from shared.errors import CasebookError, InputError, did_you_mean
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # of these only the names are used here, and `--help` must not pay for them
     import keras
+    import numpy as np
     import tensorflow as tf
 
 Split = Literal["train", "validation", "test"]

@@ -36,7 +36,7 @@ def fair(fold: Fold, seen: Path) -> np.ndarray:
     positions = fold.splits["test"]
     with np.load(seen, allow_pickle=False) as kept:
         names = kept["names"]
-        until = kept["until"] if "until" in kept else None
+        until = kept.get("until", None)
     fresh = ~np.isin(_units(fold)[positions].astype(str), names)
     if until is not None and fold.spans is not None:
         fresh &= fold.spans[positions, 0] > until
@@ -78,9 +78,7 @@ def match(
 
     from shared.runs.export import Predictor, predictions_of
 
-    said = predictions_of(
-        Predictor.load(champion.path), body, Path(champion_prepared), theirs, asked, "test"
-    )
+    said = predictions_of(Predictor.load(champion.path), body, Path(champion_prepared), theirs, asked, "test")
     write_predictions(Path(out), said)
     where = {key: position for position, key in enumerate(ours.keys)}
     ours = ours.take(np.array([where[key] for key in said.keys]))

@@ -16,7 +16,7 @@ from shared.errors import CasebookError
 def read_predictions(path: Path) -> Predictions:
     """Predictions that :func:`write_predictions` wrote."""
     with np.load(path, allow_pickle=False) as kept:
-        groups = kept["groups"] if "groups" in kept else None
+        groups = kept.get("groups", None)
         return Predictions(kept["keys"], kept["values"], kept["truth"], groups)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from shared import files
 from shared.contract import Fold, Predictions, Split, find
 from shared.errors import CasebookError
+from shared.evaluation.champion import write_seen
 from shared.evaluation.predictions import read_predictions
 from shared.runs.registry import MODEL_CARD
 
@@ -89,6 +90,7 @@ def export(
             "Train in float32 (--plan.precision float32); if that differs too, a layer behaves otherwise "
             "when it is exported.",
         )
+    write_seen(building, chosen)
     files.write_json(building / MODEL_CARD, {**card, "members": len(members)})
     size = sum(file.stat().st_size for file in building.rglob("*") if file.is_file())
     shutil.rmtree(out, ignore_errors=True)
@@ -154,7 +156,9 @@ def keras_model(path: Path, member: int = 0) -> keras.Model:
     """The Keras model of a published member, for what needs gradients (Grad-CAM)."""
     import keras
 
-    return keras.models.load_model(Path(path) / f"member-{member}" / "model.keras", safe_mode=True, compile=False)
+    return keras.models.load_model(
+        Path(path) / f"member-{member}" / "model.keras", safe_mode=True, compile=False
+    )
 
 
 def predictions_of(

@@ -1,0 +1,58 @@
+"""Prepared data, kept by the fingerprint of source, settings and the code that made it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shared import files, fingerprint, worker
+from shared.config import DomainConfig
+from shared.contract import Domain, find
+from shared.runs.folder import code_version
+from shared.settings import prepared_root
+
+log = logging.getLogger("casebook.steps")
+
+NOT_DATA = {"train", "plan", "gate", "run", "accelerator"}
+"""Sections that cannot change what ingest makes."""
+
+
+def prepared(domain: Domain, config: DomainConfig) -> Path:
+    """The prepared folder of ``config``'s source, made now or kept from before."""
+    data = {key: value for key, value in config.model_dump().items() if key not in NOT_DATA}
+    name = fingerprint.of(domain.name, fingerprint.of_source(config.source), data, code_version(domain))
+    final = prepared_root(domain.name) / name
+    if (final / "card.json").is_file():
+        log.info("Prepared data %s is kept from before", name)
+        return final
+    building = final.with_name(f".{name}-{os.getpid()}-{secrets.token_hex(2)}")
+    building.mkdir(parents=True)
+    try:
+        worker.call(_ingest, domain.name, config.source, config.model_dump(), str(building))
+        try:
+            building.rename(final)
+        except OSError:
+            if not (final / "card.json").is_file():
+                raise
+            # another run prepared the same in the meantime
+        files.sync_folder(final.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return final
+
+
+def still_known(domain: Domain, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A kept configuration without sections that this version of the domain no longer has."""
+    return {key: value for key, value in config.items() if key in domain.Config.model_fields}
+
+
+def _ingest(domain: str, source: str, config: Mapping[str, Any], out: str) -> None:
+    body = find(domain)
+    card = body.ingest(source, body.Config.model_validate(config), Path(out))
+    files.write_json(Path(out) / "card.json", asdict(card))

@@ -1,0 +1,110 @@
+"""The ``casebook`` command. Every subcommand is loaded when it is called, never for ``--help``.
+
+Exit codes: 0 done (a model that the gate holds included, unless ``--fail-on-hold``: 3),
+1 failed, 2 wrong input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group
+
+FAILED, WRONG_INPUT, HELD, INTERRUPTED = 1, 2, 3, 130
+
+WITH_DOMAIN = ("run", "predict", "plan", "config")
+"""Commands whose ``--help``, given a domain, lists that domain's settings."""
+
+_RUN = Group("Run", sort_key=0)
+_LOOK = Group("Look", sort_key=1)
+_KEEP = Group("Keep running", sort_key=2)
+
+_COMMANDS = (
+    ("run", "pipelines.commands.run:run", _RUN, "Train, judge and register a domain's model."),
+    ("predict", "pipelines.commands.run:predict", _RUN, "Score new input with the champion."),
+    ("resume", "pipelines.commands.run:resume", _RUN, "Go on with a run that was stopped."),
+    ("plan", "pipelines.commands.run:plan", _RUN, "Measure how to train on this machine, and stop there."),
+    ("status", "pipelines.commands.look:status", _LOOK, "List the runs, or show one."),
+    ("report", "pipelines.commands.look:report", _LOOK, "Write a run's report anew and say where it is."),
+    ("config", "pipelines.commands.look:config", _LOOK, "Print a domain's settings as commented TOML."),
+    ("doctor", "pipelines.doctor:doctor", _LOOK, "Say what works on this machine, and how to mend the rest."),
+    ("model", "pipelines.commands.model:app", _KEEP, "History of a domain's models; promote, roll back."),
+    ("serve", "pipelines.serve:serve", _KEEP, "Run the flows on schedules."),
+)
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return f"casebook {metadata.version('casebook-pipelines')}"
+
+
+app = App(
+    name="casebook",
+    help="Trains and judges models of a domain on the accelerator you have.",
+    version=_version,
+    help_format="plaintext",
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+for _name, _where, _group, _help in _COMMANDS:
+    app.command(_where, name=_name, group=_group, help=_help)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the ``casebook`` script: runs a command and exits with its code."""
+    # A process started with `&` from a script inherits SIGINT as ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line; returns its exit code. Whatever goes wrong is shown, not raised."""
+    words = list(arguments)
+    debug = "--debug" in words
+    try:
+        if _asks_for_domain_help(words):
+            from pipelines.commands.help import show
+
+            show(app, words[0], words[1])
+            return 0
+        result = app(words, exit_on_error=False, print_error=True)
+    except CycloptsError:
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        _say("Interrupted. `casebook resume last` goes on with a run where it stopped.")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`casebook status | head`); it has what it wanted.
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+    except Exception as error:
+        return _failed(error, debug=debug, as_json="--json" in words)
+    return result if isinstance(result, int) else 0
+
+
+def _asks_for_domain_help(words: list[str]) -> bool:
+    asks = "--help" in words or "-h" in words
+    return asks and len(words) > 2 and words[0] in WITH_DOMAIN and not words[1].startswith("-")
+
+
+def _failed(error: Exception, *, debug: bool, as_json: bool) -> int:
+    from pipelines.terminal import show_error
+
+    show_error(error, debug=debug)
+    if as_json:
+        import json
+
+        told = {"error": getattr(error, "message", str(error)), "remedy": getattr(error, "remedy", "")}
+        print(json.dumps(told))
+    return int(getattr(error, "exit_code", FAILED))
+
+
+def _say(text: str) -> None:
+    print(f"\n{text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

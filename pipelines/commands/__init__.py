@@ -1,0 +1,1 @@
+"""The subcommands of ``casebook``, each loaded when it is called."""

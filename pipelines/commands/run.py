@@ -1,0 +1,250 @@
+"""Commands that work: ``run``, ``resume``, ``plan``, ``predict``."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from pipelines.cli import HELD
+from pipelines.commands.options import QUIET, Screen, Settings, Switch, configured
+from shared.errors import CasebookError
+
+_RUN_WORDS = (
+    "config",
+    "source",
+    "fail-on-hold",
+    "price-per-hour",
+    "replan",
+    "guards",
+    "verbose",
+    "debug",
+    "json",
+)
+_PLAN_WORDS = ("config", "source", "replan", "verbose", "debug", "json")
+_PREDICT_WORDS = ("source", "out", "config", "verbose", "debug", "json")
+
+
+def run(
+    domain: str,
+    /,
+    *settings: Settings,
+    config: Path | None = None,
+    source: str | None = None,
+    fail_on_hold: Switch = False,
+    price_per_hour: float | None = None,
+    replan: Switch = False,
+    guards: Literal["standard", "full"] | None = None,
+    screen: Screen = QUIET,
+) -> int:
+    """Train, judge and register a domain's model. Settings go as dotted flags: --train.epochs 5.
+
+    `casebook run DOMAIN --help` lists them all.
+
+    Parameters
+    ----------
+    domain
+        Name of the domain.
+    config
+        TOML file with what differs from the domain's defaults.
+    source
+        Folder or file of data, or the name of an embedded source; `synthetic` makes some up.
+    fail_on_hold
+        Exit with 3 when the gate holds the model.
+    price_per_hour
+        What an hour of this machine costs, for the cost line.
+    replan
+        Measure the plan again even where one is kept for this device.
+    guards
+        `full` also trains on shuffled labels, which must teach nothing.
+    """
+    options = {
+        "source": source,
+        "run.price_per_hour": price_per_hour,
+        "plan.replan": replan,
+        "gate.guards": guards,
+    }
+    _, resolved = configured(domain, settings, config=config, options=options, words=_RUN_WORDS)
+    return _train(domain, resolved.model_dump(mode="json"), None, fail_on_hold=fail_on_hold, screen=screen)
+
+
+def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen = QUIET) -> int:
+    """Go on with a run that was stopped or killed: finished steps are kept, training goes on from its checkpoint.
+
+    Parameters
+    ----------
+    run
+        Id or folder of the run, or `last`.
+    fail_on_hold
+        Exit with 3 when the gate holds the model.
+    """
+    from shared.runs.folder import Run
+
+    stopped = Run.open(run)
+    return _train(stopped.domain.name, {}, str(stopped.path), fail_on_hold=fail_on_hold, screen=screen)
+
+
+def plan(
+    domain: str,
+    /,
+    *settings: Settings,
+    config: Path | None = None,
+    source: str | None = None,
+    replan: Switch = False,
+    screen: Screen = QUIET,
+) -> None:
+    """Measure how to train on this machine (batch size, precision, XLA), and stop there.
+
+    Parameters
+    ----------
+    domain
+        Name of the domain.
+    config
+        TOML file with what differs from the domain's defaults.
+    source
+        Folder or file of data, or the name of an embedded source.
+    replan
+        Measure again even where a plan is kept for this device.
+    """
+    from pipelines import prefect_setup
+
+    options = {"source": source, "plan.replan": replan}
+    body, resolved = configured(domain, settings, config=config, options=options, words=_PLAN_WORDS)
+    prefect_setup.apply(verbose=screen.verbose, debug=screen.debug)
+    from pipelines.preparation import prepare
+    from pipelines.summary import show_plan
+    from pipelines.terminal import output, showing
+    from shared import accelerator, worker
+    from shared import plan as planning
+    from shared.settings import plans_root
+
+    worker.warm_up()
+    try:
+        with showing():
+            prepared = prepare(body, resolved)
+            found = planning.for_domain(body.name, prepared, resolved, plans=plans_root())
+    finally:
+        accelerator.release(resolved.accelerator)
+    if screen.json:
+        print(jsonlib.dumps(found.to_dict(), indent=2))
+    else:
+        show_plan(found, output())
+
+
+def predict(
+    domain: str,
+    /,
+    *settings: Settings,
+    source: Annotated[str, Parameter(show_default=False)],
+    out: Path | None = None,
+    config: Path | None = None,
+    screen: Screen = QUIET,
+) -> None:
+    """Score new input with the champion, or with the newest candidate where there is none.
+
+    Parameters
+    ----------
+    domain
+        Name of the domain.
+    source
+        Folder or file of new data.
+    out
+        Folder for the output; default: runs/DOMAIN/predictions/TIME.
+    config
+        TOML file with what differs from the configuration that the model was trained with.
+    """
+    from pipelines.knobs import parse
+    from shared.config import merge, read_toml
+
+    body, _ = configured(domain, settings, config=config, options={}, words=_PREDICT_WORDS)
+    differences = read_toml(config) if config else {}
+    for key, value in parse(settings, body.Config).items():
+        differences = merge(differences, _nested(key, value))
+    target = None if out is None else str(out.expanduser().absolute())
+    result = _in_flow(domain, "predict", screen, source=source, config=differences, out=target)
+    if screen.json:
+        print(jsonlib.dumps(result, indent=2))
+        return
+    from pipelines.summary import show_prediction
+    from pipelines.terminal import output
+
+    show_prediction(result, output())
+
+
+def _train(
+    domain: str, config: dict[str, Any], run: str | None, *, fail_on_hold: bool, screen: Screen
+) -> int:
+    """Runs the train flow, shows the summary of the run's folder, returns the exit code."""
+    from pipelines.summary import of_run, show
+    from pipelines.terminal import output
+
+    started = time.time()
+    try:
+        folder = Path(_in_flow(domain, "train", screen, config=config, run=run)["path"])
+    except CasebookError:
+        raise
+    except Exception as error:
+        folder = _finished_all_the_same(domain, run, started, error)
+    summary = of_run(folder)
+    if screen.json:
+        print(jsonlib.dumps(summary, indent=2))
+    else:
+        show(summary, output())
+    return HELD if fail_on_hold and summary["verdict"] == "hold" else 0
+
+
+def _in_flow(
+    domain: str, which: Literal["train", "predict"], screen: Screen, **arguments: Any
+) -> dict[str, Any]:
+    """Runs one of the domain's two Prefect flows with its progress shown."""
+    from pipelines import prefect_setup
+
+    prefect_setup.apply(verbose=screen.verbose, debug=screen.debug)
+    from pipelines.terminal import messages, showing
+    from shared import worker
+
+    worker.warm_up()  # TensorFlow loads in the fork server while Prefect starts here
+    console = messages()
+    with showing(console):
+        console.print("Starting the flow (Prefect).", style="dim")
+        from pipelines import flows
+
+        prefect_setup.open_log()
+        found = flows.of(domain)
+        return (found.run_train if which == "train" else found.run_predict)(**arguments)
+
+
+def _finished_all_the_same(domain: str, run: str | None, started: float, error: Exception) -> Path:
+    """The run's folder, where the run itself was done and only Prefect's server went away.
+
+    Everything was written before the flow returned; Prefect then fails to say so.
+    """
+    from datetime import UTC, datetime
+
+    from pipelines.terminal import messages
+    from shared.runs.folder import Run, list_runs
+
+    manifest: dict[str, Any] | None
+    if run is not None:
+        manifest = {**Run.open(run).manifest, "path": run}
+    else:
+        since = datetime.fromtimestamp(started - 1, UTC).isoformat(timespec="seconds")
+        manifest = next((found for found in list_runs(domain) if found["started"] >= since), None)
+    if manifest is None or manifest["state"] != "done":
+        raise error
+    messages().print(
+        f"The run is done and its files are written, but Prefect could not record that: {error}",
+        style="yellow",
+        markup=False,
+    )
+    return Path(manifest["path"])
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """``"train.epochs", 5`` as ``{"train": {"epochs": 5}}``."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)

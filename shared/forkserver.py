@@ -171,7 +171,7 @@ def _work(talk: int, output: int) -> None:
         threading.Thread(target=parent.leave_with, name="casebook-watchdog", daemon=True).start()
         with _settled(orders, parent):
             answer = _answer(orders)
-        parent.send("result", answer)
+        parent.send("answer", answer)
         code = 0
     except ConnectionError:
         pass

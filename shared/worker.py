@@ -5,44 +5,39 @@ The process that calls never imports TensorFlow. Its children are forked from a 
 memory back, a hung one is killed at its deadline, and one that is killed for memory is a
 verdict instead of the end of the flow.
 
+>>> import math
 >>> outcome = run(math.factorial, 20, timeout=60)
->>> outcome.verdict, outcome.value
-(<Verdict.OK: 'ok'>, 2432902008176640000)
+>>> outcome.verdict.value, outcome.value
+('ok', 2432902008176640000)
 
 Function, arguments and result travel by cloudpickle: a function of ``__main__`` or a lambda
-will do, and ``__main__`` is not imported again. The child has the parent's folder,
-``sys.path`` and environment variables of the moment of the call. Progress and log records of the child
-arrive at the listener and the loggers of the calling thread. What it prints is kept to its
-tail and told on failure; ``CASEBOOK_DEBUG=1`` lets it through to stderr.
+will do, and ``__main__`` is not imported again. The child has the folder, ``sys.path`` and
+environment variables that the parent has at the moment of the call. Progress and log records of the
+child arrive at the listener and the loggers of the calling thread. What it prints is kept to
+its tail and told on failure; ``CASEBOOK_DEBUG=1`` lets it through to stderr.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import logging
 import os
-import pickle
-import selectors
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from shared import progress
+from shared.children import Child, Exit, Server, load, quoted
 from shared.errors import CasebookError, WorkerError
-from shared.forkserver import LENGTH, STATUS, kill
 
 T = TypeVar("T")
 
@@ -57,9 +52,8 @@ PRELOAD: tuple[str, ...] = (
 """What the server imports before it forks. None of it may open a device."""
 
 START_SECONDS = 180.0
-"""How long the server may take to import :data:`PRELOAD` (about 4 s; far more from a cold network disk)."""
+"""How long the server may take to import :data:`PRELOAD` (about 4 s; far more from a slow disk)."""
 
-_TAIL_BYTES = 16_000
 _READ_AT_IMPORT = (
     "KERAS_BACKEND",
     "KERAS_HOME",
@@ -86,6 +80,13 @@ class Verdict(StrEnum):
     BUG = "bug"
 
 
+_REMEDY = {
+    Verdict.OUT_OF_MEMORY: "Use a smaller batch or model, or a machine with more memory.",
+    Verdict.TIMED_OUT: "Give it more time, or less to do.",
+    Verdict.KILLED: "Look for what ended it: a person, a job scheduler, or a crash in native code.",
+}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a function in a child.
@@ -97,8 +98,8 @@ class Outcome:
             nothing, or something that cannot travel (then ``message`` tells it).
         message: For a person: what happened, and the end of what the child printed.
         seconds: Wall time in the child, without the server's start.
-        peak_bytes: Largest resident memory of the child, with the libraries it shares (some
-            300 MB); None where nobody could tell.
+        peak_bytes: Largest resident memory of the child, the libraries it shares with the
+            server (some 300 MB) included; None where nobody could tell.
     """
 
     verdict: Verdict
@@ -109,16 +110,16 @@ class Outcome:
     peak_bytes: int | None = None
 
 
-class _ChildTraceback(Exception):
-    """Shows the child's traceback above the parent's, as the cause of the error."""
+class ChildTraceback(Exception):
+    """The cause of an error that came from a child: shows the child's traceback above the parent's."""
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0])
 
 
 def warm_up() -> None:
-    """Starts the server, if there is none, and returns at once; it imports while others do their work."""
-    _server(_environment(None))
+    """Starts the server, if there is none, and returns at once: it imports while others do their work."""
+    _suitable_server(_environment(None))
 
 
 def run(
@@ -129,7 +130,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> Outcome:
-    """Runs ``function(*args, **kwargs)`` in a child and says how it went. Raises nothing the child raised.
+    """Runs ``function(*args, **kwargs)`` in a child and says how it went; raises nothing the child raised.
 
     Args:
         timeout: Seconds after which the child is killed, counted from its start; None: never.
@@ -143,27 +144,42 @@ def run(
         KeyboardInterrupt: Ctrl-C; the child has been killed.
     """
     variables = _environment(environment)
-    orders = {
-        "call": cloudpickle.dumps((function, args, kwargs)),
-        "environment": variables,
-        "folder": _folder(),
-        "path": list(sys.path),
-        "argv": list(sys.argv),
-        "levels": _log_levels(),
-        "memory_bytes": memory_bytes,
-    }
-    for attempt in (1, 2):
-        child = _Child(_server(variables))
+    orders = cloudpickle.dumps(
+        {
+            "call": cloudpickle.dumps((function, args, kwargs)),
+            "environment": variables,
+            "folder": _folder(),
+            "path": list(sys.path),
+            "argv": list(sys.argv),
+            "levels": _log_levels(),
+            "memory_bytes": memory_bytes,
+        }
+    )
+    for attempt in ("first", "second"):
+        kills_before = _host_kills()
+        child = Child(_suitable_server(variables), _hear)
         try:
-            if not child.begun():
-                if attempt == 2:
-                    raise WorkerError(
-                        "The server that starts child processes ended before it could start one."
-                        + _quoted(child.server.log()),
-                        "`python -c 'import tensorflow, keras'` shows what is wrong with the installation.",
-                    )
-                continue
-            return child.outcome(cloudpickle.dumps(orders), timeout, memory_bytes)
+            if child.begun(START_SECONDS):
+                started = time.monotonic()
+                child.order(orders, timeout)
+                in_time = child.listen(None if timeout is None else started + timeout)
+                seconds = time.monotonic() - started
+                if not in_time:
+                    child.print_stack()
+                    child.end()
+                    message = f"It was stopped at its limit of {timeout:g} s."
+                    return _failed(child, Verdict.TIMED_OUT, message, seconds)
+                if child.answer is not None:
+                    return _delivered(child, child.answer)
+                limited = memory_bytes is not None
+                verdict, message = _why(child.exit, child.printed(), limited, _host_kills() - kills_before)
+                return _failed(child, verdict, message, seconds)
+            if attempt == "second":
+                raise WorkerError(
+                    "The server that starts child processes ended before it could start one."
+                    + quoted(child.server.log()),
+                    '`python -c "import tensorflow, keras"` shows what is wrong with the installation.',
+                )
         finally:
             child.end()
     raise AssertionError("unreachable")
@@ -182,7 +198,7 @@ def call(
     Args: as :func:`run`.
 
     Raises:
-        WorkerError: The child timed out, was killed or ran out of memory, or raised what cannot travel.
+        WorkerError: The child timed out, was killed, ran out of memory, or raised what cannot travel.
         Exception: What the function raised, with the child's traceback as its cause.
     """
     outcome = run(
@@ -192,115 +208,44 @@ def call(
         return outcome.value  # type: ignore[no-any-return]
     if outcome.error is not None and outcome.verdict is Verdict.BUG:
         raise outcome.error
-    raise WorkerError(outcome.message, _REMEDY.get(outcome.verdict, "")) from outcome.error
-
-
-_REMEDY = {
-    Verdict.OUT_OF_MEMORY: "Use a smaller batch or model, or a machine with more memory.",
-    Verdict.TIMED_OUT: "Give it more time, or less to do.",
-    Verdict.KILLED: "Look for what killed it: another person, a job scheduler, or a crash in native code.",
-}
+    name = getattr(function, "__name__", "The function")
+    raise WorkerError(
+        f"{name} did not finish in its child process. {outcome.message}", _REMEDY.get(outcome.verdict, "")
+    ) from outcome.error
 
 
 def shut_down() -> None:
-    """Ends the server and with it every child, in whatever thread it was waited for."""
+    """Ends the server and with it every child, whatever thread waits for it."""
     global _current
     with _lock:
-        server, _current = _current, None
-    if server is not None:
+        servers = [*_retired, *([_current] if _current is not None else [])]
+        _current = None
+        _retired.clear()
+    for server in servers:
         server.stop()
 
 
-# --- the server, as the parent sees it ---------------------------------------------------
-
-
-class _Server:
-    def __init__(self, key: object, variables: Mapping[str, str]) -> None:
-        self.key = key
-        self.owner = os.getpid()
-        self.forked = False
-        self._log = tempfile.TemporaryFile(prefix="casebook-server-")  # noqa: SIM115  (closed in stop)
-        self._control, theirs = socket.socketpair()
-        boot = (
-            f"import sys; sys.path[:] = {list(sys.path)!r}; from shared.forkserver import serve; "
-            f"serve({theirs.fileno()}, {PRELOAD!r})"
-        )
-        # A fixed hash seed gives every child of every server the same order of sets.
-        variables = {"PYTHONHASHSEED": "0", **variables}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=variables,
-            )
-        self._sending = threading.Lock()
-
-    def alive(self) -> bool:
-        return self.owner == os.getpid() and self._process.poll() is None
-
-    def request(self, *fds: int) -> bool:
-        """Asks for a child; False where the server has died."""
-        try:
-            with self._sending:
-                socket.send_fds(self._control, [b"c"], list(fds))
-        except OSError:
-            return False
-        return True
-
-    def retire(self) -> None:
-        """Lets the server leave when its last child has."""
-        with contextlib.suppress(OSError), self._sending:
-            self._control.send(b"d")
-
-    def stop(self) -> None:
-        if self.owner != os.getpid():
-            return
-        self._control.close()
-        try:
-            # While it imports it cannot hear, but then it has no children either.
-            self._process.wait(timeout=1.0 if self.forked else 0.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-    def log(self) -> str:
-        return "" if self._log.closed else _tail_of(self._log)
-
+# --- the server: one, replaced where it has died or does not suit ---------------------------
 
 _lock = threading.Lock()
-_current: _Server | None = None
-_retired: list[_Server] = []
+_current: Server | None = None
+_retired: list[Server] = []
 
 
-def _server(variables: Mapping[str, str]) -> _Server:
-    """A living server that suits ``variables``: the current one, or a new one in its place."""
+def _suitable_server(variables: Mapping[str, str]) -> Server:
     global _current
     key = (PRELOAD, tuple(variables.get(name) for name in _READ_AT_IMPORT))
     with _lock:
         if _current is not None and not (_current.alive() and _current.key == key):
-            old, _current = _current, None
-            if old.alive():
-                old.retire()
-                _retired.append(old)
-            else:
-                old.stop()
-        for old in [server for server in _retired if not server.alive()]:
-            _retired.remove(old)
-            old.stop()
+            _current.retire()
+            _retired.append(_current)
+            _current = None
+        for server in [server for server in _retired if not server.alive()]:
+            _retired.remove(server)
+            server.stop()
         if _current is None:
-            _current = _Server(key, variables)
+            _current = Server(key, PRELOAD, variables)
         return _current
-
-
-def _at_exit() -> None:
-    shut_down()
-    while _retired:
-        _retired.pop().stop()
 
 
 def _after_fork() -> None:
@@ -311,246 +256,78 @@ def _after_fork() -> None:
     _retired.clear()
 
 
-atexit.register(_at_exit)
+atexit.register(shut_down)
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# --- a child, as the parent sees it ------------------------------------------------------
+# --- what a child says, and what its end means -----------------------------------------------
 
 
-@dataclass
-class _Exit:
-    code: int
-    peak_bytes: int | None
+def _hear(kind: str, value: Any) -> None:
+    if kind == "progress":
+        progress.emit(value.label, value.done, value.total, note=value.note, **value.numbers)
+    elif kind == "log":
+        logger = logging.getLogger(value["name"])
+        if logger.isEnabledFor(value["levelno"]):
+            logger.handle(logging.makeLogRecord(value))
 
 
-class _Child:
-    """One child from request to exit. All its work is done in the calling thread."""
-
-    def __init__(self, server: _Server) -> None:
-        self.server = server
-        self.pid: int | None = None
-        self._exit: _Exit | None = None
-        self._answer: dict[str, Any] | None = None
-        self._incoming = bytearray()
-        self._printed = bytearray()
-        self._kills_before = _host_kills()
-        self._talk, theirs = socket.socketpair()
-        self._status, status = os.pipe()
-        self._output, output = os.pipe()
+def _delivered(child: Child, answer: Mapping[str, Any]) -> Outcome:
+    peak = child.exit.peak_bytes if child.exit else None
+    seconds = answer["seconds"]
+    if answer["value"] is not None:
         try:
-            self._asked = server.request(theirs.fileno(), status, output)
-        finally:
-            theirs.close()
-            os.close(status)
-            os.close(output)
-        os.set_blocking(self._output, False)
-
-    def begun(self) -> bool:
-        """Waits for the server to fork; False where it died instead."""
-        if not self._asked:
-            return False
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._status, selectors.EVENT_READ)
-            if not selector.select(START_SECONDS):
-                raise WorkerError(
-                    f"TensorFlow could not be imported within {START_SECONDS:.0f} s."
-                    + _quoted(self.server.log()),
-                    "Look at the load of this machine and the speed of the disk that Python is installed on.",
-                )
-        self._read_status()
-        return self.pid is not None
-
-    def outcome(self, orders: bytes, timeout: float | None, memory_bytes: int | None) -> Outcome:
-        started = time.monotonic()
-        deadline = None if timeout is None else started + timeout
-        with contextlib.suppress(ConnectionError, TimeoutError):  # the exit status says why
-            self._talk.settimeout(timeout)
-            self._talk.sendall(LENGTH.pack(len(orders)) + orders)
-        self._talk.setblocking(False)
-        in_time = self._listen(deadline)
-        seconds = time.monotonic() - started
-        if not in_time:
-            self._ask_for_stack()
-            self.end()
-            return self._failed(Verdict.TIMED_OUT, f"It was stopped at its limit of {timeout:g} s.", seconds)
-        self._wait_for_exit(5.0)
-        if self._answer is None:
-            verdict, message = _why(
-                self._exit, self._tail(), memory_bytes, _host_kills() - self._kills_before
-            )
-            return self._failed(verdict, message, seconds)
-        return self._delivered(self._answer)
-
-    def _listen(self, deadline: float | None) -> bool:
-        """Passes on what the child says until it has answered or ended; False at the deadline."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._talk, selectors.EVENT_READ, self._read_talk)
-            selector.register(self._output, selectors.EVENT_READ, self._read_output)
-            selector.register(self._status, selectors.EVENT_READ, self._read_status)
-            while self._answer is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                for key, _ in selector.select(left):
-                    if not key.data():
-                        selector.unregister(key.fileobj)
-                if self._exit is not None:
-                    # What it said before it ended is still in the sockets.
-                    while self._read_talk():
-                        pass
-                    break
-        while self._read_output(once=False):
-            pass
-        return True
-
-    def _read_talk(self) -> bool:
-        """Takes what there is; False when nothing more will come, or (non-blocking) has come."""
-        try:
-            piece = self._talk.recv(1 << 20)
-        except BlockingIOError:
-            return self._exit is None
-        except ConnectionError:
-            return False
-        if not piece:
-            return False
-        self._incoming += piece
-        while len(self._incoming) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._incoming)
-            if len(self._incoming) < LENGTH.size + length:
-                break
-            message = bytes(self._incoming[LENGTH.size : LENGTH.size + length])
-            del self._incoming[: LENGTH.size + length]
-            self._hear(*_load(message))
-        return True
-
-    def _hear(self, kind: str, value: Any) -> None:
-        if kind == "progress":
-            progress.emit(value.label, value.done, value.total, note=value.note, **value.numbers)
-        elif kind == "log":
-            logger = logging.getLogger(value["name"])
-            if logger.isEnabledFor(value["levelno"]):
-                logger.handle(logging.makeLogRecord(value))
-        elif kind == "result":
-            self._answer = value
-
-    def _read_output(self, once: bool = True) -> bool:
-        try:
-            piece = os.read(self._output, 1 << 16)
-        except BlockingIOError:
-            return once
-        if not piece:
-            return False
-        self._printed += piece
-        if len(self._printed) > 4 * _TAIL_BYTES:
-            del self._printed[:-_TAIL_BYTES]
-        if os.environ.get("CASEBOOK_DEBUG") == "1":
-            sys.stderr.write(piece.decode("utf-8", "replace"))
-        return True
-
-    def _read_status(self) -> bool:
-        data = os.read(self._status, STATUS.size)
-        if len(data) < STATUS.size:
-            if self._exit is None and self.pid is not None:
-                self._exit = _Exit(-signal.SIGKILL, None)  # the server died, and took the child along
-            return False
-        kind, value, peak = STATUS.unpack(data)
-        if kind == 0:
-            self.pid = value
-            self.server.forked = True
-        else:
-            self._exit = _Exit(value, peak * (1 if sys.platform == "darwin" else 1024))
-        return True
-
-    def _wait_for_exit(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._status, selectors.EVENT_READ)
-            selector.register(self._output, selectors.EVENT_READ)
-            while self._exit is None and (left := deadline - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
-                    # A child with a full pipe of output cannot leave.
-                    more = self._read_output() if key.fd == self._output else self._read_status()
-                    if not more:
-                        selector.unregister(key.fileobj)
-                if not selector.get_map():
-                    return
-
-    def _ask_for_stack(self) -> None:
-        """Lets the child's fault handler print where it hangs."""
-        before = len(self._printed)
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGUSR1)
-            deadline = time.monotonic() + 0.5
-            while time.monotonic() < deadline and len(self._printed) == before:
-                time.sleep(0.05)
-                while self._read_output(once=False):
-                    pass
-
-    def _delivered(self, answer: Mapping[str, Any]) -> Outcome:
-        peak = self._exit.peak_bytes if self._exit else None
-        if answer["value"] is not None:
-            try:
-                value = _load(answer["value"])
-            except Exception as error:
-                return Outcome(Verdict.BUG, None, error, str(error), answer["seconds"], peak)
-            return Outcome(Verdict.OK, value, None, "", answer["seconds"], peak)
-        error = None
-        if answer["error"] is not None:
-            with contextlib.suppress(Exception):
-                error = _load(answer["error"])
-        if error is not None:
-            error.__cause__ = _ChildTraceback(answer["traceback"])
-        if answer["out_of_memory"]:
-            last = answer["traceback"].strip().splitlines()[-1][:300]
-            message = f"It ran out of memory: {last}"
-            return Outcome(Verdict.OUT_OF_MEMORY, None, error, message, answer["seconds"], peak)
-        if isinstance(error, CasebookError):
-            message = error.message
-        else:
-            message = answer["traceback"].strip() + _quoted(self._tail())
-        return Outcome(Verdict.BUG, None, error, message, answer["seconds"], peak)
-
-    def _failed(self, verdict: Verdict, message: str, seconds: float) -> Outcome:
-        peak = self._exit.peak_bytes if self._exit else None
-        return Outcome(verdict, None, None, message + _quoted(self._tail()), seconds, peak)
-
-    def _tail(self) -> str:
-        return bytes(self._printed[-_TAIL_BYTES:]).decode("utf-8", "replace").strip()
-
-    def end(self) -> None:
-        """Kills the child if it lives, waits for it, and closes everything. May be called twice."""
-        if self.pid is not None and self._exit is None:
-            kill(self.pid)
-            self._wait_for_exit(5.0)
-        self._talk.close()
-        for fd in (self._status, self._output):
-            if fd >= 0:
-                os.close(fd)
-        self._status = self._output = -1
+            value = load(answer["value"])
+        except Exception as trouble:
+            return Outcome(Verdict.BUG, None, trouble, str(trouble), seconds, peak)
+        return Outcome(Verdict.OK, value, None, "", seconds, peak)
+    error: BaseException | None = None
+    if answer["error"] is not None:
+        with contextlib.suppress(Exception):
+            error = load(answer["error"])
+    if error is not None:
+        error.__cause__ = ChildTraceback(answer["traceback"])
+    if answer["out_of_memory"]:
+        last_line = answer["traceback"].strip().splitlines()[-1][:300]
+        message = f"It ran out of memory: {last_line}"
+        return Outcome(Verdict.OUT_OF_MEMORY, None, error, message, seconds, peak)
+    if isinstance(error, CasebookError):
+        message = error.message
+    else:
+        message = answer["traceback"].strip() + quoted(child.printed())
+    return Outcome(Verdict.BUG, None, error, message, seconds, peak)
 
 
-def _why(exit: _Exit | None, tail: str, memory_bytes: int | None, host_kills: int) -> tuple[Verdict, str]:
-    """The verdict on a child that ended without an answer."""
+def _failed(child: Child, verdict: Verdict, message: str, seconds: float) -> Outcome:
+    peak = child.exit.peak_bytes if child.exit else None
+    return Outcome(verdict, None, None, message + quoted(child.printed()), seconds, peak)
+
+
+def _why(exit: Exit | None, printed: str, limited: bool, host_kills: int) -> tuple[Verdict, str]:
+    """The verdict on a child that left without an answer, and a sentence for a person.
+
+    Args:
+        printed: The end of what it printed.
+        limited: It ran under a memory limit.
+        host_kills: Processes that the kernel killed for memory meanwhile.
+    """
     if exit is None:
-        return Verdict.KILLED, "It ended without an answer."
-    words = tail.lower()
+        return Verdict.KILLED, "It could not be heard any more."
+    words = printed.lower()
     short = any(text in words for text in ("bad_alloc", "out of memory", "cannot allocate memory"))
-    # Under a limit, starting a thread is what may fail first.
-    short = short or (memory_bytes is not None and "resource temporarily unavailable" in words)
+    # Under a limit, starting a thread may be what fails first.
+    short = short or (limited and "resource temporarily unavailable" in words)
     if exit.code >= 0:
         if short:
             return Verdict.OUT_OF_MEMORY, "It ran out of memory."
         return Verdict.BUG, f"It left with exit code {exit.code} before it could answer."
     name = signal.Signals(-exit.code).name
     if short:
-        return Verdict.OUT_OF_MEMORY, f"It ran out of memory and ended by {name}."
+        return Verdict.OUT_OF_MEMORY, f"It ran out of memory and was ended by {name}."
     if -exit.code == signal.SIGKILL:
-        small = exit.peak_bytes is not None and exit.peak_bytes < _total_memory() / 4
         if host_kills > 0:
             return Verdict.OUT_OF_MEMORY, "The operating system killed it (SIGKILL): memory ran out."
-        if not small:
+        if exit.peak_bytes is not None and exit.peak_bytes > _total_memory() / 4:
             return Verdict.OUT_OF_MEMORY, "It was killed (SIGKILL): most probably memory ran out."
     return Verdict.KILLED, f"It was ended by {name}."
 
@@ -573,21 +350,7 @@ def _total_memory() -> int:
     return total
 
 
-class _Unpickler(pickle.Unpickler):
-    """Refuses to import TensorFlow into a process that has got on without it."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        root = module.partition(".")[0]
-        if root in ("tensorflow", "keras") and root not in sys.modules:
-            raise WorkerError(
-                f"A function in a child process returned an object of {root} ({module}.{name}).",
-                "Return plain data or numpy arrays.",
-            )
-        return super().find_class(module, name)
-
-
-def _load(data: bytes) -> Any:
-    return _Unpickler(io.BytesIO(data)).load()
+# --- what of this process a child gets -------------------------------------------------------
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
@@ -609,14 +372,3 @@ def _log_levels() -> dict[str, int]:
         if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET
     }
     return {"": logging.root.level, **named}
-
-
-def _quoted(tail: str, lines: int = 30) -> str:
-    kept = [line for line in tail.splitlines() if not line.startswith("Extension modules:")][-lines:]
-    return "\nThe last it printed:\n" + "\n".join(f"    {line}" for line in kept) if kept else ""
-
-
-def _tail_of(file: IO[bytes]) -> str:
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - _TAIL_BYTES))
-    return file.read().decode("utf-8", "replace").strip()

@@ -19,6 +19,7 @@ from shared.contract import Fold, Predictions, Split, find
 from shared.errors import CasebookError
 from shared.evaluation.champion import write_seen
 from shared.evaluation.predictions import read_predictions
+from shared.plan import ExecutionPlan
 from shared.runs.registry import MODEL_CARD
 
 if TYPE_CHECKING:
@@ -164,16 +165,23 @@ def keras_model(path: Path, member: int = 0) -> keras.Model:
 def predictions_of(
     predictor: Predictor, domain: Any, prepared: Path, config: Any, fold: Fold, split: Split
 ) -> Predictions:
-    """What a published model says of a split's examples."""
-    from shared.input_pipeline import plain_batches
+    """What a published model says of a split's examples, each once, in their order."""
+    from shared.input_pipeline import evaluation_batches
 
+    source = domain.examples(prepared, config, fold, split)
     values, truths = [], []
-    for x, y in plain_batches(domain.examples(prepared, config, fold, split), BATCH):
+    for x, y, _ in evaluation_batches(source, ExecutionPlan(batch_size=BATCH)):
         values.append(predictor(x))
         truths.append(np.asarray(y, np.float32))
     positions = fold.splits[split]
     groups = None if fold.groups is None else fold.groups[positions]
-    return Predictions(fold.keys[positions], np.concatenate(values), np.concatenate(truths), groups)
+    # The last batch is padded.
+    return Predictions(
+        fold.keys[positions],
+        np.concatenate(values)[: source.count],
+        np.concatenate(truths)[: source.count],
+        groups,
+    )
 
 
 def _difference(exported: np.ndarray, trained: np.ndarray) -> float:

@@ -205,22 +205,9 @@ def _write_table(section: BaseModel, path: str, lines: list[str], commented: boo
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(str(k))} = {_literal(v)}" for k, v in value.items()) + "}"
-    text = str(value)
-    escaped = "".join(
-        {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(c, c)
-        if c >= " " or c in "\n\t\r"
-        else f"\\u{ord(c):04x}"
-        for c in text
-    )
-    return f'"{escaped}"'
+    import tomlkit
+
+    return tomlkit.item(value).as_string()
 
 
 def _choices(info: FieldInfo) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -64,28 +65,25 @@ def parse(tokens: Iterable[str], kind: type[DomainConfig], *, words: Iterable[st
 
 
 def listing(kind: type[DomainConfig], *, width: int = 100) -> str:
-    """Every knob with its description and default, group by group, for ``--help``."""
-    defaults = _flat(kind().model_dump())
+    """Every knob with its description and default, group by group, the domain's own first."""
+    defaults = dict(_leaves(kind().model_dump(), ""))
     groups: dict[str, list[str]] = {}
     for key, info in knobs(kind):
-        group = key.rpartition(".")[0]
-        groups.setdefault(group, []).extend(_entry(key, info, defaults.get(key), width))
-    lines = []
-    for group, entries in groups.items():
-        lines += [f"{group or 'Data and task'}:", *entries, ""]
-    return "\n".join(lines).rstrip()
+        lines = groups.setdefault(key.rpartition(".")[0], [])
+        flag = f"--{key.replace('_', '-')}"
+        lines += entry(flag, kind_of(info.annotation), info.description or "", defaults.get(key), width=width)
+    common = DomainConfig.model_fields
+    order = sorted(groups, key=lambda group: (group != "", group.partition(".")[0] in common))
+    return "\n\n".join("\n".join([f"{group or 'data and task'}:", *groups[group]]) for group in order)
 
 
-def _entry(key: str, info: FieldInfo, default: Any, width: int) -> list[str]:
-    flag = f"  --{key.replace('_', '-')}"
-    kind = kind_of(info.annotation)
+def entry(flag: str, kind: str, text: str, default: Any, *, width: int) -> list[str]:
+    """Lines of help for one flag: what it takes, what it does, ``[default]``."""
     shown = "" if default is None else f" [{_shown(default)}]"
-    text = f"{info.description or ''}{shown}".strip()
-    head = flag if kind == "bool" else f"{flag} {kind}"
+    head = f"  {flag}" if kind == "bool" else f"  {flag} {kind}"
+    body = textwrap.wrap(f"{text}{shown}".strip(), width - 36) or [""]
     if len(head) > 34:
-        body = textwrap.wrap(text, width - 36) or [""]
         return [head, *(" " * 36 + line for line in body)]
-    body = textwrap.wrap(text, width - 36) or [""]
     return [f"{head:<36}{body[0]}", *(" " * 36 + line for line in body[1:])]
 
 
@@ -119,10 +117,6 @@ def _shown(default: Any) -> str:
     if isinstance(default, (list, tuple)):
         return ",".join(str(item) for item in default)
     return str(default) if default != "" else '""'
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    return dict(_leaves(values, prefix))
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

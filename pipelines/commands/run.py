@@ -114,7 +114,7 @@ def plan(
     options = {"source": source, "plan.replan": replan}
     body, resolved = configured(domain, settings, config=config, options=options, words=_PLAN_WORDS)
     prefect_setup.apply(verbose=screen.verbose, debug=screen.debug)
-    from pipelines.preparation import prepare
+    from pipelines.preparation import prepared as prepare
     from pipelines.summary import show_plan
     from pipelines.terminal import output, showing
     from shared import accelerator, worker

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from shared.errors import WorkerError
-from shared.forkserver import LENGTH, STATUS, kill
+from shared.forkserver import BEGUN, LENGTH, REFUSED, STATUS, kill
 
 _TAIL_BYTES = 16_000
 
@@ -36,6 +36,7 @@ class Server:
         self.key = key
         self.owner = os.getpid()
         self.forked = False
+        self._broken = False
         self._log = tempfile.TemporaryFile(prefix="casebook-server-")  # noqa: SIM115  (closed in stop)
         self._control, theirs = socket.socketpair()
         self._sending = threading.Lock()
@@ -56,7 +57,7 @@ class Server:
             )
 
     def alive(self) -> bool:
-        return self.owner == os.getpid() and self._process.poll() is None
+        return self.owner == os.getpid() and not self._broken and self._process.poll() is None
 
     def request(self, *fds: int) -> bool:
         """Asks for a child; False where the server has died."""
@@ -66,6 +67,10 @@ class Server:
         except OSError:
             return False
         return True
+
+    def found_dead(self) -> None:
+        """Notes that it hung up: its process may still be about to leave."""
+        self._broken = True
 
     def retire(self) -> None:
         """Lets the server leave when its last child has."""
@@ -131,7 +136,7 @@ class Child:
         """Waits for the server to fork; False where it died instead.
 
         Raises:
-            WorkerError: Nothing happened for ``seconds``.
+            WorkerError: Nothing happened for ``seconds``, or the system has no room for a process.
         """
         if not self._asked:
             return False
@@ -143,6 +148,8 @@ class Child:
                     "Look at the load of this machine and the speed of the disk that Python is installed on.",
                 )
         self._read_status()
+        if self.pid is None:
+            self.server.found_dead()
         return self.pid is not None
 
     def order(self, orders: bytes, timeout: float | None) -> None:
@@ -250,9 +257,14 @@ class Child:
                 self.exit = Exit(-signal.SIGKILL, None)  # the server died, and took the child along
             return False
         kind, value, peak = STATUS.unpack(data)
-        if kind == 0:
+        if kind == BEGUN:
             self.pid = value
             self.server.forked = True
+        elif kind == REFUSED:
+            raise WorkerError(
+                f"The system refused another process: {os.strerror(value)}.",
+                "Free some memory, or raise the limit on processes (ulimit -u).",
+            )
         else:
             self.exit = Exit(value, peak * (1 if sys.platform == "darwin" else 1024))
         return True
@@ -291,7 +303,7 @@ def load(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def quoted(text: str, lines: int = 30) -> str:
+def quoted(text: str, lines: int = 40) -> str:
     """The last lines of a process's output, to put behind a message; empty for none."""
     kept = [line for line in text.splitlines() if not line.startswith("Extension modules:")][-lines:]
     return "\nThe last it printed:\n" + "\n".join(f"    {line}" for line in kept) if kept else ""

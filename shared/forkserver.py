@@ -44,7 +44,9 @@ from shared import progress
 LENGTH = struct.Struct("!Q")
 """In front of every message: its length in bytes."""
 STATUS = struct.Struct("!qqq")
-"""What the server says of a child: (0, pid, 0) at its start, (1, exit status, peak RSS in KiB) at its end."""
+"""What the server says of a child: (BEGUN, pid, 0), then (ENDED, exit status, peak RSS in KiB), or
+instead of both (REFUSED, errno, 0)."""
+BEGUN, ENDED, REFUSED = range(3)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,7 +98,13 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
                 os._exit(0)
             elif len(fds) == 3:
                 talk, status, output = fds
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    _report(status, REFUSED, error.errno or 0, 0)
+                    for fd in fds:
+                        os.close(fd)
+                    continue
                 if pid == 0:
                     selector.close()
                     for fd in (control_fd, wake_read, wake_write, status, *children.values()):
@@ -105,7 +113,7 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, pid)
                 children[pid] = status
-                _report(status, 0, pid, 0)
+                _report(status, BEGUN, pid, 0)
                 os.close(talk)
                 os.close(output)
     os._exit(0)
@@ -131,7 +139,7 @@ def _reap(children: dict[int, int]) -> None:
             return
         pipe = children.pop(pid, None)
         if pipe is not None:
-            _report(pipe, 1, os.waitstatus_to_exitcode(status), usage.ru_maxrss)
+            _report(pipe, ENDED, os.waitstatus_to_exitcode(status), usage.ru_maxrss)
             os.close(pipe)
 
 

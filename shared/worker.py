@@ -314,7 +314,10 @@ def _why(exit: Exit | None, printed: str, limited: bool, host_kills: int) -> tup
     if exit is None:
         return Verdict.KILLED, "It could not be heard any more."
     words = printed.lower()
-    short = any(text in words for text in ("bad_alloc", "out of memory", "cannot allocate memory"))
+    short = any(
+        text in words
+        for text in ("bad_alloc", "out of memory", "cannot allocate memory", "resource_exhausted")
+    )
     # Under a limit, starting a thread may be what fails first.
     short = short or (limited and "resource temporarily unavailable" in words)
     if exit.code >= 0:
@@ -354,7 +357,12 @@ def _total_memory() -> int:
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    return {**os.environ, **(extra or {})}
+    variables = {**os.environ, **(extra or {})}
+    # TensorFlow's warnings go to the kept tail, not to the terminal, and one of them says that
+    # memory ran out where oneDNN then dies by SIGSEGV. So they are never turned off.
+    if variables.get("TF_CPP_MIN_LOG_LEVEL", "") not in ("0", "1"):
+        variables["TF_CPP_MIN_LOG_LEVEL"] = "1"
+    return variables
 
 
 def _folder() -> str:

@@ -1,0 +1,422 @@
+"""Children end in every way there is; what the parent is told must be right each time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared import progress, worker
+from shared.errors import InputError, WorkerError
+from shared.worker import Verdict
+
+
+def test_value_and_arguments_travel():
+    outcome = worker.run(lambda a, b: {"sum": a + b, "pid": os.getpid()}, np.arange(3), b=1)
+    assert outcome.verdict is Verdict.OK
+    np.testing.assert_array_equal(outcome.value["sum"], [1, 2, 3])
+    assert outcome.value["pid"] != os.getpid()
+    assert outcome.seconds < 5
+    assert outcome.peak_bytes > 10 << 20
+
+
+def test_a_large_value_travels_both_ways():
+    block = np.zeros(8 << 20, np.uint8)
+    assert worker.call(lambda a: a + 1, block).sum() == 8 << 20
+
+
+def test_nothing_returned_is_a_value():
+    outcome = worker.run(lambda: None)
+    assert outcome.verdict is Verdict.OK
+    assert outcome.value is None
+
+
+def test_children_have_tensorflow_and_the_parent_needs_none():
+    def product() -> float:
+        import tensorflow as tf
+
+        return float(tf.reduce_sum(tf.ones([2, 2]) @ tf.ones([2, 2])))
+
+    assert worker.call(product) == 8.0
+
+
+def test_an_error_arrives_with_the_childs_traceback():
+    def deep() -> None:
+        print("about to fail")
+        raise ValueError("seven")
+
+    outcome = worker.run(deep)
+    assert outcome.verdict is Verdict.BUG
+    assert isinstance(outcome.error, ValueError)
+    assert "in deep" in str(outcome.error.__cause__)
+    assert "about to fail" in outcome.message
+    with pytest.raises(ValueError, match="seven"):
+        worker.call(deep)
+
+
+def test_an_error_for_people_arrives_as_it_is():
+    def refuse() -> None:
+        raise InputError("No column close.", "Name it.")
+
+    with pytest.raises(InputError) as caught:
+        worker.call(refuse)
+    assert caught.value.remedy == "Name it."
+    assert worker.run(refuse).message == "No column close."
+
+
+def test_an_error_that_cannot_travel_is_told_in_words():
+    def odd() -> None:
+        class Odd(Exception):
+            def __init__(self, a, b):
+                super().__init__("two needed")
+
+        raise Odd(1, 2)
+
+    outcome = worker.run(odd)
+    assert outcome.verdict is Verdict.BUG
+    assert "two needed" in outcome.message
+    with pytest.raises(WorkerError, match="two needed"):
+        worker.call(odd)
+
+
+def test_tensorflow_stays_out_of_the_parent_in_values_and_errors():
+    if "tensorflow" in sys.modules:
+        pytest.skip("another test of this process imported TensorFlow")
+
+    def value():
+        import tensorflow as tf
+
+        return tf.ones([2])
+
+    def error():
+        import tensorflow as tf
+
+        raise tf.errors.InvalidArgumentError(None, None, "shapes differ")
+
+    assert "Return plain data" in worker.run(value).message
+    assert "shapes differ" in worker.run(error).message
+    assert "tensorflow" not in sys.modules
+
+
+def test_sys_exit_in_a_child_does_not_end_the_parent():
+    with pytest.raises(WorkerError, match="SystemExit"):
+        worker.call(lambda: sys.exit(3))
+
+
+def test_os_exit_is_told_with_its_code():
+    outcome = worker.run(lambda: os._exit(3))
+    assert outcome.verdict is Verdict.BUG
+    assert "exit code 3" in outcome.message
+
+
+def test_a_hang_is_stopped_at_its_limit_and_the_place_is_named():
+    def hang() -> None:
+        time.sleep(60)
+
+    started = time.monotonic()
+    outcome = worker.run(hang, timeout=0.5)
+    assert outcome.verdict is Verdict.TIMED_OUT
+    assert time.monotonic() - started < 8
+    assert "in hang" in outcome.message
+    with pytest.raises(WorkerError, match=r"limit of 0\.2 s"):
+        worker.call(hang, timeout=0.2)
+
+
+def test_a_crash_in_native_code():
+    def crash() -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    outcome = worker.run(crash)
+    assert outcome.verdict is Verdict.KILLED
+    assert "SIGSEGV" in outcome.message
+    assert "in crash" in outcome.message
+
+
+def test_a_small_process_killed_from_outside_is_not_out_of_memory():
+    outcome = worker.run(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert outcome.verdict is Verdict.KILLED
+    assert "SIGKILL" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("exit", "printed", "limited", "host_kills", "verdict"),
+    [
+        (worker.Exit(-9, 1 << 20), "", False, 1, Verdict.OUT_OF_MEMORY),
+        (worker.Exit(-9, 1 << 50), "", False, 0, Verdict.OUT_OF_MEMORY),
+        (worker.Exit(-9, 1 << 20), "", False, 0, Verdict.KILLED),
+        (worker.Exit(-6, None), "terminate called: std::bad_alloc", True, 0, Verdict.OUT_OF_MEMORY),
+        (worker.Exit(-6, None), "pthread_create: Resource temporarily unavailable", True, 0, "out of memory"),
+        (worker.Exit(-6, None), "pthread_create: Resource temporarily unavailable", False, 0, "killed"),
+        (worker.Exit(-11, None), "", False, 0, Verdict.KILLED),
+        (worker.Exit(1, None), "ImportError", False, 0, Verdict.BUG),
+        (None, "", False, 0, Verdict.KILLED),
+    ],
+)
+def test_verdict_on_a_child_that_left_without_an_answer(exit, printed, limited, host_kills, verdict):
+    assert worker._why(exit, printed, limited, host_kills)[0] == verdict
+
+
+def test_memory_limit_of_numpy():
+    outcome = worker.run(lambda: np.ones(1 << 28).sum(), memory_bytes=256 << 20)
+    assert outcome.verdict is Verdict.OUT_OF_MEMORY
+    with pytest.raises(WorkerError, match="ran out of memory"):
+        worker.call(lambda: np.ones(1 << 28).sum(), memory_bytes=256 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ["Dense", "Conv1D"])
+def test_memory_limit_of_tensorflow_inside_fit(layer):
+    """One ends by an exception that is known by its type only, the other by SIGSEGV in oneDNN."""
+
+    def fit() -> None:
+        import keras
+
+        wide = keras.layers.Dense(1 << 16) if layer == "Dense" else keras.layers.Conv1D(1 << 14, 1)
+        model = keras.Sequential([wide, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        x = np.ones([4096, 8] if layer == "Dense" else [4096, 4, 8], "float32")
+        model.fit(x, np.ones([4096, *x.shape[1:-1], 1]), batch_size=4096, verbose=0)
+
+    outcome = worker.run(fit, memory_bytes=700 << 20, timeout=60)
+    assert outcome.verdict is Verdict.OUT_OF_MEMORY
+    assert outcome.seconds < 30
+
+
+def test_a_flood_of_output_is_kept_to_its_tail():
+    def flood() -> None:
+        for number in range(100_000):
+            print(f"line {number} " + "x" * 40)
+        raise RuntimeError("after the flood")
+
+    outcome = worker.run(flood, timeout=60)
+    assert outcome.verdict is Verdict.BUG
+    assert "line 99999" in outcome.message
+    assert len(outcome.message) < 40_000
+
+
+def test_output_stays_off_the_terminal_unless_asked_for(capfd, monkeypatch):
+    def speak() -> None:
+        os.write(1, b"from native code\n")
+        print("from python", file=sys.stderr)
+
+    worker.call(speak)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("CASEBOOK_DEBUG", "1")
+    worker.call(speak)
+    shown = capfd.readouterr().err
+    assert "from native code" in shown
+    assert "from python" in shown
+
+
+def test_progress_and_logs_arrive_in_the_calling_thread(caplog):
+    def work() -> str:
+        progress.emit("epochs", 1, 3, note="best so far", loss=0.5)
+        logging.getLogger("casebook.test").info("epoch %d", 1)
+        logging.getLogger("casebook.test").debug("not wanted")
+        logging.getLogger("elsewhere").warning("old style")
+        return "done"
+
+    heard, threads = [], set()
+
+    def hear(report: progress.Progress) -> None:
+        heard.append(report)
+        threads.add(threading.current_thread())
+
+    results = []
+
+    def flow() -> None:
+        with progress.listening(hear):
+            results.append(worker.call(work))
+
+    with caplog.at_level(logging.INFO, logger="casebook.test"):
+        thread = threading.Thread(target=flow)
+        thread.start()
+        thread.join()
+    assert results == ["done"]
+    assert heard == [progress.Progress("epochs", 1, 3, {"loss": 0.5}, "best so far")]
+    assert threads == {thread}
+    assert [(r.name, r.getMessage()) for r in caplog.records] == [
+        ("casebook.test", "epoch 1"),
+        ("elsewhere", "old style"),
+    ]
+
+
+def test_the_child_lives_where_the_parent_lives_now(tmp_path: Path, monkeypatch):
+    worker.warm_up()
+    (tmp_path / "made_later.py").write_text("VALUE = 5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("CASEBOOK_RUNS", "/set/after/the/server")
+    monkeypatch.delenv("HOME", raising=False)
+
+    def look() -> tuple:
+        import made_later
+
+        wanted = ("CASEBOOK_RUNS", "TF_NUM_INTRAOP_THREADS", "HOME")
+        return os.getcwd(), made_later.VALUE, [os.environ.get(name) for name in wanted]
+
+    folder, value, variables = worker.call(look, environment={"TF_NUM_INTRAOP_THREADS": "1"})
+    assert Path(folder) == tmp_path
+    assert value == 5
+    assert variables == ["/set/after/the/server", "1", None]
+    assert "TF_NUM_INTRAOP_THREADS" not in os.environ
+
+
+def test_three_children_at_once():
+    outcomes = []
+    threads = [
+        threading.Thread(target=lambda n=n: outcomes.append(worker.run(lambda: (time.sleep(0.2), n)[1])))
+        for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(outcome.value for outcome in outcomes) == [0, 1, 2]
+
+
+def test_two_children_draw_different_random_numbers():
+    first, second = (worker.call(lambda: np.random.rand(4).tolist()) for _ in range(2))  # noqa: NPY002
+    assert first != second
+
+
+@pytest.mark.slow
+def test_a_dead_server_is_replaced_and_takes_its_child_along(monkeypatch):
+    monkeypatch.setattr(worker, "PRELOAD", ())  # quick to start, and not the other tests' server
+    worker.call(int)
+    server = worker._current
+    os.kill(server._process.pid, signal.SIGKILL)
+    assert worker.call(lambda: 1) == 1
+    assert worker._current is not server
+
+    def kill_server_and_wait() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    started = time.monotonic()
+    assert worker.run(kill_server_and_wait, timeout=30).verdict is Verdict.KILLED
+    assert time.monotonic() - started < 10
+    assert worker.call(lambda: 2) == 2
+
+
+@pytest.mark.slow
+def test_a_variable_read_at_import_gets_a_server_of_its_own(monkeypatch):
+    monkeypatch.setattr(worker, "PRELOAD", ())
+    worker.call(int)
+    server = worker._current
+    assert worker.call(lambda: os.environ["XLA_FLAGS"], environment={"XLA_FLAGS": ""}) == ""
+    assert worker._current is not server
+    server._process.wait(10)  # it leaves by itself
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_says_why(monkeypatch):
+    monkeypatch.setattr(worker, "PRELOAD", ())
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(WorkerError, match="No module named"):
+        worker.run(int)
+
+
+SCRIPT = """
+import os, sys, time
+print("started", flush=True)
+from shared import worker
+worker.PRELOAD = ()
+class Point:
+    def __init__(self, x): self.x = x
+def double(point):
+    return Point(point.x * 2)
+result = worker.call(double, Point(4))
+assert isinstance(result, Point), type(result)
+print(result.x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["script", "stdin", "-c"])
+def test_main_without_a_guard_is_not_run_again(how, tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    arguments = {"script": [str(script)], "stdin": ["-"], "-c": ["-c", SCRIPT]}[how]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=SCRIPT if how == "stdin" else None,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.stdout == "started\n8\n", done.stderr
+
+
+PARENT = textwrap.dedent(
+    """
+    import os, signal, subprocess, sys, threading, time
+    from shared import worker, progress
+    worker.PRELOAD = ()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    def hang():
+        grandchild = subprocess.Popen(["sleep", "300"])
+        progress.emit(f"{os.getpid()} {os.getppid()} {grandchild.pid}", 0)
+        %s
+    def show(report):
+        print(report.label, flush=True)
+    def flow():
+        with progress.listening(show):
+            worker.run(hang)
+    %s
+    """
+)
+SLEEP = "time.sleep(300)"
+DEAF = "import ctypes; ctypes.PyDLL(None).sleep(300)"  # holds the interpreter: no thread can run
+THREAD = "t = threading.Thread(target=flow, daemon=True); t.start(); t.join()"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kill_with", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("body", [SLEEP, DEAF], ids=["asleep", "deaf"])
+@pytest.mark.parametrize("place", ["flow()", THREAD], ids=["main", "thread"])
+def test_no_orphan_is_left_by_a_parent_that_ends(kill_with, body, place):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT % (body, place)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(_lives(pid) for pid in pids)
+        parent.send_signal(kill_with)
+        parent.wait(15)
+    deadline = time.monotonic() + 10
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+@pytest.mark.soak
+def test_a_hundred_children_in_a_row():
+    def work(number: int) -> float:
+        import tensorflow as tf
+
+        return float(tf.function(lambda x: x * 2)(tf.constant(float(number))))
+
+    for number in range(100):
+        assert worker.run(work, number, timeout=60).value == 2.0 * number

@@ -1,0 +1,427 @@
+"""The device that training runs on: found, opened, proved, held by one run at a time, released.
+
+Detection believes nobody: a strategy for a GPU that is not there constructs happily and computes
+on the CPU, and a TPU resolver succeeds where there is none. So a product is computed on every
+device and asked where it ran.
+
+TensorFlow is imported inside functions only, and these run in a child process (``shared/worker.py``):
+a GPU's memory is given back only when the process ends (tensorflow#36465).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared import progress
+from shared.config import AcceleratorSection
+from shared.errors import DeviceError
+from shared.machine import Gpu, Machine, machine
+from shared.plan import ExecutionPlan
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["Accelerator", "Gpu", "Machine", "Probe", "machine", "opened", "probe", "release", "resolve"]
+
+log = logging.getLogger("casebook.accelerator")
+
+GPU_REMEDY = 'Install the GPU libraries, `pip install "casebook-pipelines[gpu]"`, and NVIDIA\'s driver.'
+TPU_REMEDY = (
+    "On a TPU virtual machine install the wheel with TPU kernels: `pip install -c constraints-tpu.txt "
+    "casebook-pipelines tensorflow-tpu`."
+)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """An opened device.
+
+    Attributes:
+        strategy: Models are built in its ``scope()``; the training loop runs through it.
+        device: ``cpu``, ``gpu``, ``gpus``, ``tpu`` or ``workers``.
+        device_name: For people.
+        replicas: Copies of the model that share a batch.
+        proof: Where the test products really ran, one TensorFlow device name a replica.
+    """
+
+    strategy: tf.distribute.Strategy
+    device: str
+    device_name: str
+    replicas: int
+    proof: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What TensorFlow sees, and where it really computes.
+
+    Attributes:
+        devices: TensorFlow's physical devices.
+        device: What ``auto`` (or the section's name) comes to; None where it cannot be had.
+        placement: Where a test product really ran.
+        tpu: The TPU's answer, or why there is none.
+        problems: What is missing, each with its remedy.
+    """
+
+    tensorflow: str
+    keras: str
+    devices: tuple[str, ...]
+    device: str | None
+    placement: tuple[str, ...]
+    tpu: str
+    problems: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resolve(section: AcceleratorSection) -> str:
+    """The device that the section asks for, ``auto`` decided: workers, TPU, GPUs, GPU, CPU in this order.
+
+    Raises:
+        DeviceError: It cannot be had here, with the reason and what to install.
+    """
+    import tensorflow as tf
+
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    wanted = section.device
+    if wanted == "auto":
+        if os.environ.get("TF_CONFIG"):
+            return "workers"
+        if tpu_announced():
+            return "tpu"
+        return ("cpu", "gpu")[gpus] if gpus < 2 else "gpus"
+    if wanted == "gpu" and not gpus:
+        raise DeviceError(_no_gpu("a GPU"), GPU_REMEDY)
+    if wanted == "gpus" and gpus < 2:
+        raise DeviceError(
+            _no_gpu("several GPUs") if not gpus else "Several GPUs were asked for; TensorFlow sees one.",
+            GPU_REMEDY if not gpus else "Take accelerator.device = gpu.",
+        )
+    if wanted == "workers":
+        cluster_of_workers()
+    return wanted
+
+
+def _no_gpu(what: str) -> str:
+    found = machine().gpus
+    seen = (
+        f"the driver knows {', '.join(gpu.name for gpu in found)}, but TensorFlow's GPU libraries are missing"
+        if found
+        else "the driver knows of none"
+    )
+    return f"{what[0].upper()}{what[1:]} was asked for and TensorFlow sees none: {seen}."
+
+
+def tpu_announced() -> bool:
+    """Whether this machine says that it has a TPU. Asking TensorFlow instead can hang for ever."""
+    return bool(os.environ.get("TPU_NAME")) or any(Path("/dev").glob("accel[0-9]*"))
+
+
+def cluster_of_workers() -> dict[str, Any]:
+    """The cluster that TF_CONFIG describes.
+
+    Raises:
+        DeviceError: TF_CONFIG is missing or is not what TensorFlow expects.
+    """
+    text = os.environ.get("TF_CONFIG", "")
+    example = (
+        "TF_CONFIG="
+        '\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}\''
+    )
+    if not text:
+        raise DeviceError("Workers were asked for, but TF_CONFIG is not set.", f"Set it on each: {example}.")
+    try:
+        config = json.loads(text)
+        workers, task = config["cluster"]["worker"], config["task"]
+        if not 0 <= int(task["index"]) < len(workers):
+            raise ValueError(f"task index {task['index']} of {len(workers)} workers")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DeviceError(f"TF_CONFIG cannot be used: {error!r}.", f"It looks like {example}.") from error
+    return dict(config)
+
+
+@contextlib.contextmanager
+def opened(section: AcceleratorSection, *, plan: ExecutionPlan | None = None) -> Iterator[Accelerator]:
+    """Within the block this process holds the device, set up and proved. For a child process.
+
+    Waits while another run of this machine holds it. A lock of the operating system is used: it
+    goes when its holder ends, however it ends.
+
+    Args:
+        plan: Where ``section.device`` is ``auto``, the device that the plan was measured on.
+
+    Raises:
+        DeviceError: The device cannot be had; the reason, and what to install.
+    """
+    if plan is not None and section.device == "auto" and plan.measured:
+        section = section.model_copy(update={"device": plan.device})
+    with _held():
+        device = resolve(section)
+        accelerator = _open(device, section)
+        if plan is not None and plan.replicas != accelerator.replicas:
+            raise DeviceError(
+                f"The plan is for {plan.replicas} replicas, this device has {accelerator.replicas}.",
+                "Plan again with --plan.replan true.",
+            )
+        yield accelerator
+        # Nothing to close: a device's memory goes with its process.
+
+
+def _open(device: str, section: AcceleratorSection) -> Accelerator:
+    import tensorflow as tf
+
+    if section.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if device == "tpu":
+        strategy = _tpu_strategy(section)
+    elif device == "workers":
+        _grow_memory()
+        timeout = tf.distribute.experimental.CommunicationOptions(timeout_seconds=600)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=timeout)
+    elif device == "gpus":
+        _grow_memory()
+        strategy = tf.distribute.MirroredStrategy()
+    elif device == "gpu":
+        _only(tf.config.list_physical_devices("GPU")[:1], "GPU")
+        _grow_memory()
+        strategy = tf.distribute.get_strategy()
+    else:
+        _only([], "GPU")
+        strategy = _cpu_strategy(section.logical_cpus)
+    proof = tuple(_prove(name) for name in _replica_devices(strategy, device))
+    return Accelerator(strategy, device, _name(device, section), strategy.num_replicas_in_sync, proof)
+
+
+def _cpu_strategy(logical: int) -> tf.distribute.Strategy:
+    import tensorflow as tf
+
+    if logical == 1:
+        return tf.distribute.get_strategy()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical)
+    except RuntimeError as error:
+        if len(tf.config.list_logical_devices("CPU")) != logical:
+            raise DeviceError(
+                f"The CPU cannot be split into {logical} devices: TensorFlow has already started in this process.",
+                "Run it in a fresh process.",
+            ) from error
+    return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(logical)])
+
+
+def _only(devices: list[Any], kind: str) -> None:
+    """Hides all other devices of ``kind`` from TensorFlow."""
+    import tensorflow as tf
+
+    if tf.config.get_visible_devices(kind) == devices:
+        return
+    try:
+        tf.config.set_visible_devices(devices, kind)
+    except RuntimeError as error:
+        raise DeviceError(
+            "The device cannot be chosen: TensorFlow has already started in this process.",
+            "Run it in a fresh process.",
+        ) from error
+
+
+def _grow_memory() -> None:
+    """Lets every GPU's memory grow with need, equally on all, before anything touches one."""
+    import tensorflow as tf
+
+    try:
+        for gpu in tf.config.get_visible_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError as error:  # TensorFlow has started: it holds the memory already
+        log.warning("GPU memory will not grow with need: %s", error)
+
+
+def _tpu_strategy(section: AcceleratorSection) -> tf.distribute.Strategy:
+    import tensorflow as tf
+
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=section.tpu_address)
+        if section.tpu_address not in ("", "local"):
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except Exception as error:  # every release raises another kind
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DeviceError(
+            f"The TPU at {section.tpu_address!r} cannot be had: {reason}.", TPU_REMEDY
+        ) from error
+
+
+def _replica_devices(strategy: tf.distribute.Strategy, device: str) -> list[str]:
+    if device in ("cpu", "gpu") and strategy.num_replicas_in_sync == 1:
+        return [f"/device:{device.upper()}:0"]
+    return list(strategy.extended.worker_devices)
+
+
+def _prove(name: str) -> str:
+    """Computes a product on ``name`` with soft placement off, and returns where it ran.
+
+    Raises:
+        DeviceError: It ran elsewhere, gave a wrong number, or took no memory of the GPU.
+    """
+    import tensorflow as tf
+
+    soft = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device(name):
+            a = tf.ones([256, 256])
+            product = tf.matmul(a, a)
+        ran = product.device
+        total = float(tf.reduce_sum(product).numpy())
+    except (tf.errors.InvalidArgumentError, tf.errors.InternalError, RuntimeError) as error:
+        raise DeviceError(f"A test product could not run on {name}: {error}.", GPU_REMEDY) from error
+    finally:
+        tf.config.set_soft_device_placement(soft)
+    asked = tf.DeviceSpec.from_string(name)
+    got = tf.DeviceSpec.from_string(ran)
+    if (asked.device_type, asked.device_index) != (got.device_type, got.device_index):
+        raise DeviceError(f"A test product for {name} ran on {ran}.", GPU_REMEDY)
+    if total != 256.0**3:
+        raise DeviceError(f"A test product on {name} gave {total}, not {256.0**3}.", "Check the device.")
+    if got.device_type == "GPU":
+        peak = tf.config.experimental.get_memory_info(f"GPU:{got.device_index}")["peak"]
+        if peak < 256 * 256 * 4:
+            raise DeviceError(f"A test product on {name} took no memory of the GPU.", GPU_REMEDY)
+    return str(ran)
+
+
+def _name(device: str, section: AcceleratorSection) -> str:
+    here = machine()
+    cores = f"{here.cpu}, {here.cores} core{'s' if here.cores != 1 else ''}"
+    if device == "cpu":
+        return cores + (f" as {section.logical_cpus} logical devices" if section.logical_cpus > 1 else "")
+    if device == "tpu":
+        return f"TPU at {section.tpu_address}"
+    names = [gpu.name for gpu in here.gpus] or ["GPU"]
+    if device == "gpu":
+        return names[0]
+    if device == "gpus":
+        return f"{len(names)} x {names[0]}"
+    return f"{len(cluster_of_workers()['cluster']['worker'])} workers, here {here.gpus[0].name if here.gpus else cores}"
+
+
+def probe(section: AcceleratorSection) -> Probe:
+    """Asks TensorFlow what it sees and where it really computes. For a child with a time limit.
+
+    Never raises for a device that is missing: that is its finding.
+    """
+    import keras
+    import tensorflow as tf
+
+    devices = tuple(f"{d.device_type} {d.name}" for d in tf.config.list_physical_devices())
+    tpu = "no sign of a TPU on this machine"
+    problems: list[str] = []
+    device, placement = None, ()
+    if section.device == "tpu" or tpu_announced():
+        try:
+            tpu = f"a TPU answers with {_tpu_strategy(section).num_replicas_in_sync} replicas"
+        except DeviceError as error:
+            tpu = str(error)
+    if machine().gpus and not tf.config.list_physical_devices("GPU"):
+        problems.append(str(DeviceError(_no_gpu("a GPU"), GPU_REMEDY)))
+    try:
+        device = resolve(section)
+        if device != "workers":  # the others would have to answer
+            placement = _open(device, section).proof
+    except DeviceError as error:
+        problems.append(str(error))
+        device = None
+    return Probe(tf.__version__, keras.__version__, devices, device, placement, tpu, tuple(problems))
+
+
+def release(section: AcceleratorSection, *, timeout: float = 120.0) -> bool | None:
+    """Runs the person's ``release_command``, e.g. to stop the cloud machine.
+
+    Never raises: at a run's end, however it ended, there is nobody left to handle it.
+
+    Returns:
+        None where there is no command, else whether it succeeded; a failure is logged.
+    """
+    command = section.release_command
+    if not command:
+        return None
+    try:
+        done = subprocess.run(
+            command, shell=True, timeout=timeout, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.error("The release command failed, the machine may still cost money: %s", error)
+        return False
+    if done.returncode:
+        tail = (done.stderr or done.stdout).strip()[-500:]
+        log.error(
+            "The release command ended with %d, the machine may still cost money: %s", done.returncode, tail
+        )
+        return False
+    log.info("The release command was run.")
+    return True
+
+
+_holding = 0
+
+
+@contextlib.contextmanager
+def _held() -> Iterator[None]:
+    """One run a machine; entering again in the same process is free."""
+    global _holding
+    if _holding:
+        _holding += 1
+        try:
+            yield
+        finally:
+            _holding -= 1
+        return
+    handle = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _wait_for(handle)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        _holding += 1
+        try:
+            yield
+        finally:
+            _holding -= 1
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def lock_path() -> Path:
+    """The lock's file: one a machine (and a user, since /tmp does not let users share a file safely)."""
+    folder = os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir()
+    return Path(folder) / f"casebook-accelerator-{os.getuid()}.lock"
+
+
+def _wait_for(handle: int) -> None:
+    started = time.monotonic()
+    told = -1
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        waited = int(time.monotonic() - started)
+        if waited != told:
+            told = waited
+            holder = os.pread(handle, 32, 0).decode(errors="replace") or "unknown"
+            progress.emit("waiting for the accelerator", waited, note=f"held by process {holder}")
+            if waited == 0:
+                log.info("Waiting for the accelerator, which process %s holds.", holder)
+        time.sleep(0.1)

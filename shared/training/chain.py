@@ -1,0 +1,227 @@
+"""The phases of one member, one after the other, each building on the best model of the last."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from shared import accelerator, files, input_pipeline, mixed_precision
+from shared.accelerator import Accelerator
+from shared.contract import Domain, Fold, Phase, Predictions, Source, Split
+from shared.errors import InputError
+from shared.evaluation.predictions import write_predictions
+from shared.plan import ExecutionPlan
+from shared.training import checkpoint
+from shared.training.checkpoint import Checkpoints
+from shared.training.loop import PhaseResult, Row, train_phase
+from shared.training.predict import predict
+
+
+class Chain:
+    """A member in training; see ``shared/training/member.py`` for what it leaves in ``home``."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        prepared: Path,
+        config: Any,
+        fold: int,
+        seed: int,
+        plan: ExecutionPlan,
+        home: Path,
+        device: Accelerator,
+        shuffled: bool,
+    ) -> None:
+        self.domain, self.prepared, self.config, self.seed = domain, prepared, config, seed
+        self.plan, self.home, self.device, self.shuffled = plan, home, device, shuffled
+        self.fold: Fold = domain.folds(prepared, config)[fold]
+        self.determinism = determinism(device)
+        self.checkpoints = home / "checkpoints"
+        self.history: list[Row] = []
+        self.sources: dict[Split, Source] = {}
+
+    def run(self) -> dict[str, Any]:
+        started = time.perf_counter()
+        keras.utils.clear_session()
+        mixed_precision.apply(self.plan.precision)
+        phases = list(self.domain.phases(self.prepared, self.config, self.fold))
+        model: keras.Model | None = None
+        results: list[PhaseResult] = []
+        for index, phase in enumerate(phases):
+            with self.device.strategy.scope():
+                reseed(self.seed, index)
+                model = phase.build(model)
+            results.append(self.phase(index, phase, model))
+        assert model is not None
+        self.predict(model)
+        checkpoint.write_weights(self.home / "weights.npz", model)
+        done = self.summary(model, results, time.perf_counter() - started)
+        files.write_json(self.home / "done.json", done)
+        self.clear()
+        return dict(files.plain(done))
+
+    def phase(self, index: int, phase: Phase, model: keras.Model) -> PhaseResult:
+        """Trains one phase, or takes its result where an earlier attempt finished it."""
+        result_file = self.checkpoints / f"phase{index}.json"
+        weights = self.checkpoints / f"best{index}.npz"
+        before = list(self.history)
+
+        def tell(rows: Sequence[Row]) -> None:
+            self.history = before + list(rows)
+            write_history(self.home / "history.jsonl", self.history)
+
+        if result_file.exists():
+            result = PhaseResult(**files.read_json(result_file))
+            checkpoint.read_weights(weights, model)
+        else:
+            kept = Checkpoints(self.checkpoints, f"phase{index}")
+            result = train_phase(
+                self.device.strategy,
+                model,
+                phase,
+                self.source("train", phase),
+                self.source("validation", phase),
+                self.plan,
+                self.config.train,
+                seed=self.seed,
+                checkpoints=kept,
+                on_epoch=tell,
+                label=f"{self.fold.name} · {phase.name}",
+                determinism=self.determinism,
+            )
+            checkpoint.write_weights(weights, model)
+            files.write_json(result_file, asdict(result))
+            kept.clear()
+        tell(result.history)
+        return result
+
+    def source(self, split: Split, phase: Phase | None = None) -> Source:
+        """The examples of a split, in memory where they fit, kept for the next phase that asks."""
+        if phase is not None and phase.source is not None:
+            return self.dealt(split, input_pipeline.cached(phase.source(split), self.plan))
+        if split not in self.sources:
+            source = self.domain.examples(self.prepared, self.config, self.fold, split)
+            self.sources[split] = input_pipeline.cached(source, self.plan)
+        return self.dealt(split, self.sources[split])
+
+    def dealt(self, split: Split, source: Source) -> Source:
+        return shuffle_labels(source, self.seed) if self.shuffled and split != "test" else source
+
+    def predict(self, model: keras.Model) -> None:
+        for split in ("validation", "test"):
+            source = self.source(split)  # type: ignore[arg-type]
+            values, truth = predict(model, source, self.plan, self.device.strategy)
+            chosen = self.fold.splits[split]  # type: ignore[index]
+            if len(values) != len(chosen):
+                raise InputError(
+                    f"The {split} split of fold {self.fold.name} has {len(chosen)} examples, "
+                    f"its source gave {len(values)}."
+                )
+            groups = None if self.fold.groups is None else self.fold.groups[chosen]
+            write_predictions(
+                self.home / f"{split}.npz", Predictions(self.fold.keys[chosen], values, truth, groups)
+            )
+
+    def summary(self, model: keras.Model, results: list[PhaseResult], seconds: float) -> dict[str, Any]:
+        last = results[-1]
+        phases = []
+        for name, result in zip(dict.fromkeys(row["phase"] for row in self.history), results, strict=True):
+            shown = {key: value for key, value in asdict(result).items() if key not in ("history", "notes")}
+            phases.append({"name": name, "epochs": result.epochs, **shown})
+        return {
+            "fold": self.fold.name,
+            "seed": self.seed,
+            "phases": phases,
+            "epochs": sum(result.epochs for result in results),
+            "best": {"monitor": last.monitor, "value": last.best, "epoch": last.best_epoch},
+            "seconds": round(sum(result.seconds for result in results), 4),
+            "wall_seconds": round(seconds, 4),
+            "samples_per_second": last.samples_per_second,
+            "input_bound_share": last.input_bound_share,
+            "advice": last.advice,
+            "device": self.device.device,
+            "device_name": self.device.device_name,
+            "replicas": self.device.replicas,
+            "placement": list(self.device.proof),
+            "precision": self.plan.precision,
+            "batch_size": self.plan.batch_size,
+            "parameters": int(model.count_params()),
+            "determinism": self.determinism,
+            "shuffled_labels": self.shuffled,
+        }
+
+    def clear(self) -> None:
+        if self.config.run.keep_checkpoints:
+            return
+        for path in self.checkpoints.glob("*"):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.checkpoints.rmdir()
+
+
+def rebuild(domain: Domain, prepared: Path, config: Any, fold: Fold, folder: Path) -> keras.Model:
+    """See :func:`shared.training.member.rebuild`."""
+    model: keras.Model | None = None
+    seed = int(files.read_json(folder / "done.json")["seed"])
+    for index, phase in enumerate(domain.phases(prepared, config, fold)):
+        reseed(seed, index)
+        model = phase.build(model)
+    assert model is not None
+    checkpoint.read_weights(folder / "weights.npz", model)
+    return model
+
+
+def reseed(seed: int, phase: int) -> None:
+    """Seeds Python, numpy and TensorFlow for building phase ``phase``, whatever ran before it."""
+    keras.utils.set_random_seed(int(np.random.SeedSequence([seed, phase]).generate_state(1)[0]))
+    random.seed(seed * 1009 + phase)
+
+
+def determinism(device: Accelerator) -> dict[str, Any]:
+    """What the numbers depend on beside data, seed, plan and code."""
+    return {
+        "device": device.device,
+        "replicas": device.replicas,
+        "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads()
+        or accelerator.machine().cores,
+        "deterministic_ops": bool(tf.config.experimental.is_op_determinism_enabled()),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+    }
+
+
+def shuffle_labels(source: Source, seed: int) -> Source:
+    """The source with its labels (and weights) dealt out among its examples at random.
+
+    Raises:
+        InputError: The examples do not fit into memory.
+    """
+    if source.gather is None:
+        raise InputError(
+            "Labels can be shuffled only among examples that fit into memory.",
+            "Raise plan.cache_bytes, or use --gate.guards standard.",
+        )
+    gather = source.gather
+    dealt = tf.constant(np.random.default_rng([seed, 0x5AFE]).permutation(source.count), tf.int64)
+
+    def gather_dealt(positions: Any) -> Any:
+        x = gather(positions)[0]
+        return (x, *gather(tf.gather(dealt, positions))[1:])
+
+    return replace(source, gather=gather_dealt)
+
+
+def write_history(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One JSON object a line; NaN becomes null."""
+    lines = [json.dumps(files.plain(dict(row)), allow_nan=False) for row in rows]
+    files.write_text(path, "".join(line + "\n" for line in lines))

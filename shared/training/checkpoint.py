@@ -1,0 +1,199 @@
+"""Checkpoints: every variable of model and optimizer in one npz, found again by path.
+
+Keras's own formats leave out the state of its seed generators (dropout, augmentation layers), so
+that a resumed training diverges; ``model.variables`` has it, so this has it. A file is written
+beside, synced and renamed; the last two are kept, and one that cannot be read falls back to the
+one before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shared import files
+from shared.errors import CasebookError
+
+log = logging.getLogger("casebook.training")
+
+_META = "meta.json"
+
+
+def named(variables: Iterable[Any]) -> dict[str, Any]:
+    """Variables by path, in order. Equal paths, of twin sub-models, are told apart as ``path#2``."""
+    found: dict[str, Any] = {}
+    seen: Counter[str] = Counter()
+    for variable in variables:
+        seen[variable.path] += 1
+        count = seen[variable.path]
+        found[variable.path if count == 1 else f"{variable.path}#{count}"] = variable
+    return found
+
+
+def values(variables: Iterable[Any]) -> dict[str, np.ndarray]:
+    """Copies of the variables' values, by path."""
+    return {path: np.array(variable) for path, variable in named(variables).items()}
+
+
+def assign(variables: Iterable[Any], arrays: Mapping[str, np.ndarray], what: str) -> None:
+    """Sets the variables to ``arrays``, on every replica.
+
+    Found by path. Where the paths differ, because Keras counted its automatic names on, the
+    order decides, if shapes and the variables' own names agree.
+
+    Args:
+        what: Where the arrays come from, for the error.
+
+    Raises:
+        CasebookError: They belong to another model; names the first difference.
+    """
+    targets = named(variables)
+    if set(targets) == set(arrays):
+        pairs = [(path, variable, arrays[path]) for path, variable in targets.items()]
+    else:
+        theirs = list(arrays.items())
+        for (path, variable), (other, array) in zip(targets.items(), theirs, strict=False):
+            if _leaf(path) != _leaf(other) or tuple(variable.shape) != array.shape:
+                raise _another_model(what, f"{path} {tuple(variable.shape)}", f"{other} {array.shape}")
+        if len(theirs) != len(targets):
+            raise _another_model(what, f"{len(targets)} variables", f"{len(theirs)}")
+        pairs = [
+            (path, variable, array)
+            for (path, variable), (_, array) in zip(targets.items(), theirs, strict=True)
+        ]
+    for path, variable, array in pairs:
+        if tuple(variable.shape) != array.shape:
+            raise _another_model(what, f"{path} {tuple(variable.shape)}", f"{path} {array.shape}")
+    for _, variable, array in pairs:
+        variable.assign(array)
+
+
+def _leaf(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _another_model(what: str, expected: str, received: str) -> CasebookError:
+    return CasebookError(
+        f"{what} belongs to another model: expected {expected}, received {received}.",
+        "Start a new run: the model or its code has changed since.",
+    )
+
+
+def write_weights(path: Path, model: Any) -> None:
+    """Writes every variable of the model into an npz, by variable path."""
+    files.write_npz(path, **_storable(values(model.variables)))
+
+
+def read_weights(path: Path, model: Any) -> None:
+    """Sets the model's variables to what :func:`write_weights` wrote.
+
+    Raises:
+        CasebookError: The file cannot be read, or belongs to another model.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = _restored({name: stored[name] for name in stored.files})
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise CasebookError(f"The weights {path} cannot be read: {error}.", "Train again.") from error
+    assign(model.variables, arrays, str(path))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A moment of training.
+
+    Attributes:
+        groups: For ``"model"``, ``"optimizer"`` and ``"best"`` the arrays by variable path; ``best`` is
+            absent where the model itself is the best so far.
+        meta: Plain data: epoch, step, monitor, history and what else the loop keeps.
+    """
+
+    groups: Mapping[str, Mapping[str, np.ndarray]]
+    meta: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one phase: ``<name>-<epoch>-<step>.npz`` in a folder, the last two kept.
+
+    Args:
+        folder: Made when the first is saved.
+        name: Of the phase, usable in a file's name.
+        keep: How many are kept.
+    """
+
+    def __init__(self, folder: Path, name: str, keep: int = 2) -> None:
+        self.folder, self.name, self.keep = folder, name, keep
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        epoch, step = int(checkpoint.meta["epoch"]), int(checkpoint.meta["step"])
+        path = self.folder / f"{self.name}-{epoch:05d}-{step:08d}.npz"
+        arrays = {
+            f"{group}/{name}": array
+            for group, members in checkpoint.groups.items()
+            for name, array in members.items()
+        }
+        meta = json.dumps(files.plain(checkpoint.meta), allow_nan=False)
+        files.write_npz(path, **{_META: np.frombuffer(meta.encode(), np.uint8)}, **_storable(arrays))
+        for old in self._paths()[self.keep :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that can be read; a warning names each that cannot."""
+        for path in self._paths():
+            try:
+                return _read(path)
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                log.warning("The checkpoint %s cannot be read (%s); trying the one before.", path.name, error)
+        return None
+
+    def clear(self) -> None:
+        for path in self._paths():
+            path.unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        """Newest first: the names sort as the moments do."""
+        return sorted(self.folder.glob(f"{self.name}-*.npz"), reverse=True)
+
+
+def _read(path: Path) -> Checkpoint:
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    with np.load(path, allow_pickle=False) as stored:
+        meta = json.loads(stored[_META].tobytes().decode())
+        arrays = _restored({name: stored[name] for name in stored.files if name != _META})
+    for name, array in arrays.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = array
+    return Checkpoint(groups, meta)
+
+
+_BFLOAT16 = "::bfloat16"
+
+
+def _storable(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """npz knows no bfloat16: it is stored as its bits under a marked name."""
+    return {
+        name + _BFLOAT16 if array.dtype.name == "bfloat16" else name: (
+            array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+        )
+        for name, array in arrays.items()
+    }
+
+
+def _restored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    result = {}
+    for name, array in arrays.items():
+        if name.endswith(_BFLOAT16):
+            import ml_dtypes
+
+            name, array = name.removesuffix(_BFLOAT16), array.view(ml_dtypes.bfloat16)
+        result[name] = array
+    return result

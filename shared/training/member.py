@@ -1,0 +1,93 @@
+"""One member of one fold, trained from data to predictions on disk. Runs in a child process.
+
+What it leaves in its folder::
+
+    history.jsonl     one line an epoch, of all phases
+    weights.npz       every variable of the last phase's model at its best epoch, by path
+    validation.npz    predictions: keys, values, truth[, groups]
+    test.npz          the same for the test split
+    done.json         what train_member returns; written last
+    checkpoints/      of the phase that is running, and the best weights of those that are done
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared import accelerator, contract, files
+from shared.errors import DeviceError
+from shared.evaluation.predictions import read_predictions, write_predictions
+from shared.plan import ExecutionPlan
+
+if TYPE_CHECKING:
+    import keras
+
+__all__ = ["read_predictions", "rebuild", "train_member", "write_predictions"]
+
+
+def train_member(
+    domain: str,
+    prepared: str,
+    config: Mapping[str, Any],
+    fold: int,
+    seed: int,
+    plan: Mapping[str, Any],
+    folder: str,
+    *,
+    shuffled_labels: bool = False,
+) -> dict[str, Any]:
+    """Trains all phases, resuming from what ``folder`` holds, and predicts validation and test.
+
+    Args:
+        config: Nested plain data for the domain's ``Config``.
+        fold: Position in ``domain.folds``.
+        plan: ``ExecutionPlan.to_dict()``.
+        folder: Of this member alone; made here.
+        shuffled_labels: Train and validate on labels dealt out at random, for the guard that
+            nothing can be learnt from them. Test labels stay.
+
+    Returns:
+        Plain data: ``phases`` (list of their results without history), ``epochs``, ``best``
+        (monitor and value of the last phase), ``seconds``, ``samples_per_second``,
+        ``input_bound_share``, ``advice``, ``device``, ``device_name``, ``replicas``, ``placement``,
+        ``precision``, ``batch_size``, ``parameters``, ``determinism``. Where ``done.json`` is
+        there already, it at once.
+    """
+    home = Path(folder)
+    if (home / "done.json").exists():
+        return dict(files.read_json(home / "done.json"))
+    known = contract.find(domain)
+    settings = known.Config.model_validate(dict(config))
+    execution = ExecutionPlan.from_dict(plan)
+    home.mkdir(parents=True, exist_ok=True)
+    # Here, not at the top: the process that only names this function never imports TensorFlow.
+    from shared.training.chain import Chain
+
+    with accelerator.opened(settings.accelerator, plan=execution) as device:
+        if device.device == "workers":
+            raise DeviceError(
+                "Training over workers is not part of this version.",
+                "Take accelerator.device = gpus, gpu or cpu.",
+            )
+        return Chain(
+            known, Path(prepared), settings, fold, seed, execution, home, device, shuffled_labels
+        ).run()
+
+
+def rebuild(
+    domain: contract.Domain, prepared: Path, config: Any, fold: contract.Fold, folder: Path
+) -> keras.Model:
+    """The trained model of a member, built anew under the current dtype policy.
+
+    Args:
+        config: An instance of the domain's ``Config``.
+        folder: That :func:`train_member` filled.
+
+    Raises:
+        CasebookError: The weights belong to another model: the domain's code has changed since.
+    """
+    from shared.training import chain
+
+    return chain.rebuild(domain, prepared, config, fold, folder)

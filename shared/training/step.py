@@ -1,0 +1,246 @@
+"""One optimizer step, on one device or many: the very step that the plan search times.
+
+A step takes a global batch ``(x, y, weight)``, shared over the replicas. Its loss is the mean of
+the examples' losses weighted over the *global* batch, so that it does not depend on how many
+replicas share it. Gradients are summed over the replicas before anything looks at them: so the
+clipping norm is the global one, and a NaN or an overflow on any replica is seen by all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from shared.errors import CasebookError, TrainingError
+
+log = logging.getLogger("casebook.training")
+
+
+def make_optimizer(
+    learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
+    *,
+    weight_decay: float = 0.0,
+    precision: str = "float32",
+) -> keras.optimizers.Optimizer:
+    """Adam, or AdamW where weights decay; with loss scaling for ``mixed_float16``.
+
+    The names are fixed, because a checkpoint finds the optimizer's variables by path and Keras
+    would count on (``adam_1``) wherever an earlier phase was trained in the same process.
+    """
+    if weight_decay:
+        optimizer: Any = keras.optimizers.AdamW(learning_rate, weight_decay=weight_decay, name="optimizer")
+        optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    else:
+        optimizer = keras.optimizers.Adam(learning_rate, name="optimizer")
+    if precision == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
+    return optimizer
+
+
+class Stepper:
+    """A model with its optimizer, ready to step.
+
+    Args:
+        model: A Keras model with a float32 output, built inside the strategy's scope.
+        loss: ``loss(y_true, y_pred)`` that returns one value per example ``[B]``; where it returns
+            more (``[B, H, W]``, as Keras's functions do for pictures) their mean is taken.
+        optimizer: As :func:`make_optimizer` gives it.
+        strategy: ``tf.distribute`` strategy; default: the current one.
+        clip_norm: Global norm that gradients are clipped to; 0: none.
+        xla: Compile forward and backward pass with XLA. The update stays outside: inside, it
+            fails under MirroredStrategy on a CPU.
+        accumulation: Micro-batches that a replica's share is cut into, to save memory. The sum
+            of their gradients is that of the whole share (batch normalisation sees micro-batches).
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        loss: Callable[[Any, Any], Any],
+        optimizer: keras.optimizers.Optimizer,
+        *,
+        strategy: tf.distribute.Strategy | None = None,
+        clip_norm: float = 0.0,
+        xla: bool = False,
+        accumulation: int = 1,
+    ) -> None:
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.clip_norm, self.accumulation = clip_norm, accumulation
+        with self.strategy.scope():
+            if not optimizer.built:
+                optimizer.build(model.trainable_variables)
+        self._gradients = (
+            tf.function(self._forward_backward, jit_compile=True) if xla else self._forward_backward
+        )
+        self._trainable = list(model.trainable_variables)
+        self._problem: CasebookError | None = None
+        self._steps = tf.function(self._many)
+
+    def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
+        """An iterator of global batches, each shared over the replicas."""
+        if self.strategy.num_replicas_in_sync > 1:
+            batches = self.strategy.experimental_distribute_dataset(batches)
+        return iter(batches)
+
+    def run(self, iterator: Iterator[Any], steps: int = 1) -> tuple[float, float]:
+        """Takes ``steps`` steps in one call into the graph.
+
+        Returns:
+            Sum of weighted example losses, and sum of weights: their ratio is the mean loss.
+
+        Raises:
+            TrainingError: The loss function or the model cannot be trained as they are.
+        """
+        try:
+            loss, weight = self._steps(iterator, tf.constant(steps, tf.int32)).numpy()
+        except Exception:
+            if self._problem is not None:  # AutoGraph would bury it
+                raise self._problem from None
+            raise
+        return float(loss), float(weight)
+
+    def _many(self, iterator: Any, steps: Any) -> Any:
+        totals = tf.zeros([2], tf.float64)
+        for _ in tf.range(steps):
+            per_replica = self.strategy.run(self._replica_step, args=next(iterator))
+            totals += tf.cast(self.strategy.reduce("SUM", per_replica, axis=None), tf.float64)
+        return totals
+
+    def _replica_step(self, x: Any, y: Any, weight: Any) -> Any:
+        replicas = self.strategy.num_replicas_in_sync
+        local = tf.reduce_sum(weight)
+        total = self._sum_over_replicas(local)
+        losses, gradients = self._accumulated(x, y, weight, total)
+        pairs = [pair for pair in zip(gradients, self._trainable, strict=True) if pair[0] is not None]
+        self._check_gradients(pairs)
+        summed = self._sum_over_replicas([tf.convert_to_tensor(gradient) for gradient, _ in pairs])
+        summed = self._clipped(summed)
+        if replicas > 1:
+            # Keras's optimizer sums over the replicas once more.
+            summed = [gradient / replicas for gradient in summed]
+        self.optimizer.apply(summed, [variable for _, variable in pairs])
+        return tf.stack([losses, local])
+
+    def _accumulated(self, x: Any, y: Any, weight: Any, total: Any) -> tuple[Any, list[Any]]:
+        if self.accumulation == 1:
+            return self._gradients(x, y, weight, total)
+        losses, gradients = tf.constant(0.0), None
+        for index in range(self.accumulation):
+            part = tf.nest.map_structure(lambda t, i=index: self._micro_batch(t, i), (x, y, weight))
+            loss, new = self._gradients(*part, total)
+            losses += loss
+            new = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in new]
+            if gradients is None:
+                gradients = new
+            else:
+                gradients = [
+                    None if a is None or b is None else a + b for a, b in zip(gradients, new, strict=True)
+                ]
+        assert gradients is not None
+        return losses, gradients
+
+    def _micro_batch(self, tensor: Any, index: int) -> Any:
+        size = tf.shape(tensor)[0] // self.accumulation
+        return tensor[index * size : (index + 1) * size]
+
+    def _forward_backward(self, x: Any, y: Any, weight: Any, total: Any) -> tuple[Any, list[Any]]:
+        with tf.GradientTape() as tape:
+            losses = self.example_losses(y, self.model(x, training=True))
+            weighted = tf.reduce_sum(tf.where(weight > 0, losses * weight, 0.0))
+            objective = tf.math.divide_no_nan(weighted, total)
+            share = self.strategy.num_replicas_in_sync * self.accumulation
+            for penalty in self.model.losses:  # regularisers, once a step
+                objective += tf.cast(tf.reduce_sum(penalty), tf.float32) / share
+            scaled = self.optimizer.scale_loss(objective)
+        return weighted, tape.gradient(scaled, self._trainable)
+
+    def example_losses(self, y: Any, prediction: Any) -> Any:
+        """Loss of each example, float32 ``[B]``."""
+        if prediction.dtype not in (tf.float32, tf.float64):
+            self._refuse(
+                f"The model's output is {prediction.dtype.name}; losses need float32.",
+                'Give the last layer dtype="float32".',
+            )
+        if len(y.shape) == len(prediction.shape) - 1 and prediction.shape[-1] == 1:
+            y = y[..., tf.newaxis]  # [B] beside [B, 1] would broadcast to [B, B]
+        losses = tf.cast(self.loss(y, prediction), tf.float32)
+        if len(losses.shape) == 0:
+            self._refuse(
+                "The loss must return one value per example, received one value for the whole batch.",
+                "Pass a function such as keras.losses.mean_squared_error, or a loss class made with "
+                "reduction=None.",
+            )
+        if len(losses.shape) > 1:
+            losses = tf.reduce_mean(tf.reshape(losses, [tf.shape(losses)[0], -1]), axis=1)
+        return losses
+
+    def _clipped(self, gradients: list[Any]) -> list[Any]:
+        if not self.clip_norm:
+            return gradients
+        # Scaled losses have scaled gradients: scale the limit likewise.
+        limit = self.optimizer.scale_loss(tf.constant(self.clip_norm, tf.float32))
+        norm = tf.linalg.global_norm(gradients)
+        # A norm of NaN or Inf gives NaN gradients everywhere, which loss scaling skips.
+        factor = limit / tf.maximum(norm, limit)
+        return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+
+    def _sum_over_replicas(self, tensors: Any) -> Any:
+        if self.strategy.num_replicas_in_sync == 1:
+            return tensors
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+
+    def _check_gradients(self, pairs: list[Any]) -> None:
+        if not pairs:
+            self._refuse(
+                f"No trainable variable of model {self.model.name!r} reaches the loss.",
+                "Check that layers are trainable and that the loss uses the model's output.",
+            )
+        if len(pairs) < len(self._trainable):
+            reached = {id(variable) for _, variable in pairs}
+            missing = [variable.path for variable in self._trainable if id(variable) not in reached]
+            log.warning("These variables do not reach the loss and stay as they are: %s.", ", ".join(missing))
+
+    def _refuse(self, message: str, remedy: str) -> None:
+        self._problem = TrainingError(message, remedy)
+        raise self._problem
+
+
+class Forward:
+    """The model's answers, example by example, on one device or many.
+
+    Args:
+        model: Called with ``training=False``.
+        strategy: As in :class:`Stepper`.
+    """
+
+    def __init__(
+        self, model: keras.Model, *, strategy: tf.distribute.Strategy | None = None, xla: bool = False
+    ) -> None:
+        self.model = model
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self._call = tf.function(self._on_replica, jit_compile=True) if xla else self._on_replica
+        self._run = tf.function(self._together)
+
+    def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
+        if self.strategy.num_replicas_in_sync > 1:
+            batches = self.strategy.experimental_distribute_dataset(batches)
+        return iter(batches)
+
+    def run(self, batch: Any) -> tuple[Any, Any, Any]:
+        """(prediction, y, weight) of one global batch, each ``[B, ...]``, in order, padding included."""
+        return self._run(*batch)
+
+    def _on_replica(self, x: Any) -> Any:
+        return self.model(x, training=False)
+
+    def _together(self, x: Any, y: Any, weight: Any) -> Any:
+        prediction = self.strategy.run(self._call, args=(x,))
+        return tuple(tf.nest.map_structure(self._joined, part) for part in (prediction, y, weight))
+
+    def _joined(self, part: Any) -> Any:
+        return tf.concat(self.strategy.experimental_local_results(part), axis=0)

@@ -1,0 +1,53 @@
+"""kill -9 in the middle of training, then resume: the same numbers, to the bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared import files
+
+pytestmark = pytest.mark.soak
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def epochs(runs: Path) -> int:
+    return sum(len(file.read_text().splitlines()) for file in runs.glob("*/*/work/**/history.jsonl"))
+
+
+@pytest.mark.parametrize("domain", ["stocks", "xray", "climate"])
+def test_a_killed_run_resumes_to_the_bit(
+    domain: str, casebook: Start, tiny_file: Callable[[str], Path], runs: Path, tmp_path: Path
+) -> None:
+    config = str(tiny_file(domain))
+    whole = casebook("run", domain, "--config", config, CASEBOOK_RUNS=str(tmp_path / "undisturbed"))
+    assert whole.wait(timeout=300) == 0, whole.stdout and whole.stdout.read()
+
+    killed = casebook("run", domain, "--config", config)
+    deadline = time.monotonic() + 200
+    while epochs(runs) < 1:
+        assert killed.poll() is None, killed.stdout and killed.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    (folder,) = [path.parent for path in runs.glob(f"{domain}/*/manifest.json")]
+    assert files.read_json(folder / "manifest.json")["steps"]["train"]["state"] == "running"
+
+    resumed = casebook("resume", "last")
+    assert resumed.wait(timeout=300) == 0, resumed.stdout and resumed.stdout.read()
+
+    (other,) = [path.parent for path in (tmp_path / "undisturbed").glob(f"{domain}/*/manifest.json")]
+    with np.load(folder / "predictions.npz") as mine, np.load(other / "predictions.npz") as theirs:
+        for name in theirs.files:
+            assert np.array_equal(mine[name], theirs[name]), name
+    mine, theirs = (files.read_json(path / "metrics.json")["comparison"] for path in (folder, other))
+    assert mine == theirs

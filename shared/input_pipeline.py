@@ -31,6 +31,33 @@ MODERATE, HIGH = 0.05, 0.20
 _READ_BYTES = 64 << 20
 
 
+def as_source(data: Any) -> Source:
+    """A :class:`Source` as it is, or a tf.data set of single examples with its examples counted.
+
+    Raises:
+        InputError: Neither, or a set without end, or elements that are not ``(x, y[, weight])``.
+    """
+    if isinstance(data, Source):
+        return data
+    if not isinstance(data, tf.data.Dataset):
+        raise InputError(
+            f"Expected a tf.data set of single examples or a shared.Source, received {type(data).__name__}.",
+            "Wrap arrays: tf.data.Dataset.from_tensor_slices((x, y)).",
+        )
+    spec = data.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise InputError(
+            f"Expected examples (x, y) or (x, y, weight), received elements of {spec}.",
+            "Map them to a tuple.",
+        )
+    count = int(data.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        raise InputError("The tf.data set has no end.", "Leave out repeat(); epochs are the loop's matter.")
+    if count == tf.data.UNKNOWN_CARDINALITY:
+        count = int(data.reduce(np.int64(0), lambda n, *_: n + 1))
+    return Source(count, dataset=data)
+
+
 def example_bytes(source: Source) -> int:
     """Bytes that one example takes in memory: x, y and weight together.
 

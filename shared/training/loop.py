@@ -26,7 +26,8 @@ from shared.plan import ExecutionPlan
 from shared.training import checkpoint, learning_rate
 from shared.training.checkpoint import Checkpoint, Checkpoints
 from shared.training.monitor import Monitor, require_sound
-from shared.training.step import Forward, Stepper, make_optimizer
+from shared.training.predict import Evaluator, Forward
+from shared.training.step import make_stepper, seconds_per_step
 
 log = logging.getLogger("casebook.training")
 
@@ -66,36 +67,6 @@ class PhaseResult:
     @property
     def epochs(self) -> int:
         return len(self.history)
-
-
-def make_stepper(
-    model: keras.Model,
-    loss: Callable[[Any, Any], Any],
-    plan: ExecutionPlan,
-    *,
-    rate: Any,
-    section: TrainSection | None = None,
-    strategy: tf.distribute.Strategy | None = None,
-) -> Stepper:
-    """The step of the training loop under ``plan``; the plan search times this same one.
-
-    Args:
-        rate: Learning rate, or a Keras schedule.
-        section: Clipping and weight decay; default: the settings' defaults.
-    """
-    section = section or TrainSection()
-    strategy = strategy or tf.distribute.get_strategy()
-    with strategy.scope():
-        optimizer = make_optimizer(rate, weight_decay=section.weight_decay, precision=plan.precision)
-        return Stepper(
-            model,
-            loss,
-            optimizer,
-            strategy=strategy,
-            clip_norm=section.clip_norm,
-            xla=plan.xla,
-            accumulation=plan.accumulation,
-        )
 
 
 def train_phase(
@@ -182,7 +153,7 @@ class _PhaseRun:
     def run(self) -> PhaseResult:
         peak = self.peak_rate()
         warmup = learning_rate.warmup_steps(self.epochs * self.steps, self.section.warmup_share)
-        self.shape_of_rate = {
+        self.shape_of_rate: dict[str, Any] = {
             "peak": peak,
             "total": self.epochs * self.steps,
             "warmup": warmup,
@@ -401,64 +372,3 @@ class _PhaseRun:
             input_bound_share=share,
             advice=advice,
         )
-
-
-class Evaluator:
-    """Mean loss and metrics over every example of a source exactly once.
-
-    Padding never reaches loss or metrics; both are taken over the examples' own weights.
-
-    Args:
-        example_losses: ``(y, prediction) -> [B]``, as a :class:`Stepper` has it.
-        metrics: Name to Keras metric.
-    """
-
-    def __init__(
-        self, forward: Forward, example_losses: Callable[[Any, Any], Any], metrics: Mapping[str, Any]
-    ) -> None:
-        self.forward, self.example_losses, self.metrics = forward, example_losses, metrics
-        self._score = tf.function(self._score_rows)  # kept: made anew it would be traced anew
-
-    def run(self, source: Source, plan: ExecutionPlan) -> dict[str, float]:
-        """``{"loss": ..., name: ...}``."""
-        for metric in self.metrics.values():
-            metric.reset_state()
-        total, weights, left = 0.0, 0.0, source.count
-        for batch in self.forward.iterate(input_pipeline.evaluation_batches(source, plan)):
-            prediction, y, weight = self.forward.run(batch)
-            if left < weight.shape[0]:
-                prediction, y, weight = prediction[:left], y[:left], weight[:left]
-            loss, weight_sum = self._score(prediction, y, weight)
-            total, weights, left = total + float(loss), weights + float(weight_sum), left - weight.shape[0]
-        measured = {"loss": total / weights if weights else 0.0}
-        measured.update({name: float(metric.result()) for name, metric in self.metrics.items()})
-        return measured
-
-    def _score_rows(self, prediction: Any, y: Any, weight: Any) -> Any:
-        for metric in self.metrics.values():
-            metric.update_state(y, prediction, sample_weight=weight)
-        losses = self.example_losses(y, prediction)
-        return tf.reduce_sum(tf.where(weight > 0, losses * weight, 0.0)), tf.reduce_sum(weight)
-
-
-def seconds_per_step(
-    stepper: Stepper, batches: tf.data.Dataset, steps_per_call: int, *, seconds: float = 0.5, calls: int = 10
-) -> float:
-    """Median seconds of a step on one batch, over and over, after the calls that compile.
-
-    The model trains on it: keep and restore its variables where that matters.
-
-    Args:
-        batches: The first batch is taken.
-        seconds: Enough after this much time, and at least three calls.
-        calls: Most calls.
-    """
-    iterator = stepper.iterate(batches.take(1).cache().repeat())
-    stepper.run(iterator, steps_per_call)
-    stepper.run(iterator, steps_per_call)
-    taken: list[float] = []
-    while len(taken) < 3 or (len(taken) < calls and sum(taken) < seconds):
-        started = time.perf_counter()
-        stepper.run(iterator, steps_per_call)
-        taken.append((time.perf_counter() - started) / steps_per_call)
-    return float(np.median(taken))

@@ -9,13 +9,17 @@ clipping norm is the global one, and a NaN or an overflow on any replica is seen
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from shared.config import TrainSection
 from shared.errors import CasebookError, TrainingError
+from shared.plan import ExecutionPlan
 
 log = logging.getLogger("casebook.training")
 
@@ -210,37 +214,54 @@ class Stepper:
         raise self._problem
 
 
-class Forward:
-    """The model's answers, example by example, on one device or many.
+def make_stepper(
+    model: keras.Model,
+    loss: Callable[[Any, Any], Any],
+    plan: ExecutionPlan,
+    *,
+    rate: Any,
+    section: TrainSection | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+) -> Stepper:
+    """The step of the training loop under ``plan``; the plan search times this same one.
 
     Args:
-        model: Called with ``training=False``.
-        strategy: As in :class:`Stepper`.
+        rate: Learning rate, or a Keras schedule.
+        section: Clipping and weight decay; default: the settings' defaults.
     """
+    section = section or TrainSection()
+    strategy = strategy or tf.distribute.get_strategy()
+    with strategy.scope():
+        optimizer = make_optimizer(rate, weight_decay=section.weight_decay, precision=plan.precision)
+        return Stepper(
+            model,
+            loss,
+            optimizer,
+            strategy=strategy,
+            clip_norm=section.clip_norm,
+            xla=plan.xla,
+            accumulation=plan.accumulation,
+        )
 
-    def __init__(
-        self, model: keras.Model, *, strategy: tf.distribute.Strategy | None = None, xla: bool = False
-    ) -> None:
-        self.model = model
-        self.strategy = strategy or tf.distribute.get_strategy()
-        self._call = tf.function(self._on_replica, jit_compile=True) if xla else self._on_replica
-        self._run = tf.function(self._together)
 
-    def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
-        if self.strategy.num_replicas_in_sync > 1:
-            batches = self.strategy.experimental_distribute_dataset(batches)
-        return iter(batches)
+def seconds_per_step(
+    stepper: Stepper, batches: tf.data.Dataset, steps_per_call: int, *, seconds: float = 0.5, calls: int = 10
+) -> float:
+    """Median seconds of a step on one batch, over and over, after the calls that compile.
 
-    def run(self, batch: Any) -> tuple[Any, Any, Any]:
-        """(prediction, y, weight) of one global batch, each ``[B, ...]``, in order, padding included."""
-        return self._run(*batch)
+    The model trains on it: keep and restore its variables where that matters.
 
-    def _on_replica(self, x: Any) -> Any:
-        return self.model(x, training=False)
-
-    def _together(self, x: Any, y: Any, weight: Any) -> Any:
-        prediction = self.strategy.run(self._call, args=(x,))
-        return tuple(tf.nest.map_structure(self._joined, part) for part in (prediction, y, weight))
-
-    def _joined(self, part: Any) -> Any:
-        return tf.concat(self.strategy.experimental_local_results(part), axis=0)
+    Args:
+        batches: The first batch is taken.
+        seconds: Enough after this much time, and at least three calls.
+        calls: Most calls.
+    """
+    iterator = stepper.iterate(batches.take(1).cache().repeat())
+    stepper.run(iterator, steps_per_call)
+    stepper.run(iterator, steps_per_call)
+    taken: list[float] = []
+    while len(taken) < 3 or (len(taken) < calls and sum(taken) < seconds):
+        started = time.perf_counter()
+        stepper.run(iterator, steps_per_call)
+        taken.append((time.perf_counter() - started) / steps_per_call)
+    return float(np.median(taken))

@@ -1,0 +1,68 @@
+"""One run a machine holds the accelerator: a lock of the operating system, which dies with its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from shared import progress
+
+log = logging.getLogger("casebook.accelerator")
+
+_holding = 0
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """One run a machine; entering again in the same process is free."""
+    global _holding
+    if _holding:
+        _holding += 1
+        try:
+            yield
+        finally:
+            _holding -= 1
+        return
+    handle = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _wait_for(handle)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        _holding += 1
+        try:
+            yield
+        finally:
+            _holding -= 1
+    finally:
+        os.close(handle)  # and with it the lock
+
+
+def lock_path() -> Path:
+    """The lock's file: one a machine (and a user, since /tmp does not let users share a file safely)."""
+    folder = os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir()
+    return Path(folder) / f"casebook-accelerator-{os.getuid()}.lock"
+
+
+def _wait_for(handle: int) -> None:
+    started = time.monotonic()
+    told = -1
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        waited = int(time.monotonic() - started)
+        if waited != told:
+            told = waited
+            holder = os.pread(handle, 32, 0).decode(errors="replace") or "unknown"
+            progress.emit("waiting for the accelerator", waited, note=f"held by process {holder}")
+            if waited == 0:
+                log.info("Waiting for the accelerator, which process %s holds.", holder)
+        time.sleep(0.1)

@@ -325,7 +325,8 @@ def probe(section: AcceleratorSection) -> Probe:
     devices = tuple(f"{d.device_type} {d.name}" for d in tf.config.list_physical_devices())
     tpu = "no sign of a TPU on this machine"
     problems: list[str] = []
-    device, placement = None, ()
+    device: str | None = None
+    placement: tuple[str, ...] = ()
     if section.device == "tpu" or tpu_announced():
         try:
             tpu = f"a TPU answers with {_tpu_strategy(section).num_replicas_in_sync} replicas"

@@ -64,7 +64,7 @@ def machine() -> Machine:
 
 
 def _cpu() -> tuple[str, tuple[str, ...]]:
-    model, flags = "", set()
+    model, flags = "", set[str]()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shared.training.fit import Trained as Trained
-    from shared.training.fit import fit as fit
+    from shared.training.fitting import Trained as Trained
+    from shared.training.fitting import fit as fit
     from shared.training.member import train_member as train_member
 
-_HOME = {"Trained": "fit", "fit": "fit", "train_member": "member"}
+_HOME = {"Trained": "fitting", "fit": "fitting", "train_member": "member"}
 
 __all__ = ["Trained", "fit", "train_member"]
 

@@ -231,7 +231,8 @@ class _PhaseRun:
             mean = self.mean_loss()
             if not math.isfinite(loss):
                 require_sound(loss, self.model.variables, self.place())
-            progress.emit(self.label, self.epoch * self.steps + self.step, total, loss=mean, **self.shown())
+            numbers: dict[str, Any] = {"loss": mean, **self.shown()}
+            progress.emit(self.label, self.epoch * self.steps + self.step, total, **numbers)
             now = time.perf_counter()
             if now - saved > SECONDS_BETWEEN_CHECKPOINTS and self.step < self.steps:
                 self.spent, saved = self.spent + now - started, now

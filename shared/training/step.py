@@ -78,9 +78,9 @@ class Stepper:
         with self.strategy.scope():
             if not optimizer.built:
                 optimizer.build(model.trainable_variables)
-        self._gradients = (
-            tf.function(self._forward_backward, jit_compile=True) if xla else self._forward_backward
-        )
+        self._gradients: Callable[..., Any] = self._forward_backward
+        if xla:
+            self._gradients = tf.function(self._forward_backward, jit_compile=True)
         self._trainable = list(model.trainable_variables)
         self._problem: CasebookError | None = None
         self._steps = tf.function(self._many)

@@ -1,0 +1,113 @@
+"""Cells that hold dates, read as sessions of an exchange."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from domains.stocks.config import DataSection
+
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?( ?(Z|[+-]\d{2}:?\d{2}))?")
+_COMPACT = re.compile(r"\d{8}")
+
+
+@lru_cache(maxsize=8)
+def calendar(name: str, first: str, last: str) -> Any:
+    """The exchange's calendar with its sessions from ``first`` to ``last`` (ISO dates).
+
+    Raises:
+        InputError: No exchange of that name.
+    """
+    import exchange_calendars
+
+    try:
+        return exchange_calendars.get_calendar(name, start=first, end=last)
+    except exchange_calendars.errors.InvalidCalendarName as error:
+        known = exchange_calendars.get_calendar_names(include_aliases=False)
+        raise InputError(
+            f"data.calendar: there is no exchange {name!r}.", did_you_mean(name, known)
+        ) from error
+    except ValueError as error:
+        raise InputError(
+            f"The calendar {name} does not reach from {first} to {last}: {error}",
+            "Use data within its years, or another data.calendar.",
+        ) from error
+
+
+def session_dates(cells: pd.Series, rows: pd.Series, file: str, section: DataSection) -> np.ndarray:
+    """The session that each cell names: datetime64[s] ``[n]`` at midnight, without a zone.
+
+    A cell is a date (``2010-03-01``, ``20100301``), a timestamp, or text in
+    ``section.date_format``. Midnight in the cell's own zone names a day and is kept as that
+    day; any other moment with a zone is read on the exchange's clock before the zone is
+    dropped: 2020-01-02T05:00Z is the New York session of 2 January.
+
+    Raises:
+        InputError: A cell that is no date, or may be two dates; names file, row and cell.
+    """
+    import pandas as pd
+
+    if pd.api.types.is_datetime64_any_dtype(cells.dtype):
+        stamps = pd.DatetimeIndex(cells)
+        if stamps.hasnans:
+            _refuse(file, rows.iloc[int(np.argmax(stamps.isna()))], "", "is empty")
+        return _days(stamps, section)
+    text = cells.astype(str).str.strip()
+    if section.date_format:
+        days = pd.to_datetime(text, format=section.date_format, errors="coerce", utc=False)
+        if days.isna().any():
+            where = int(np.argmax(days.isna()))
+            _refuse(file, rows.iloc[where], text.iloc[where], f"does not match {section.date_format!r}")
+        return _days(pd.DatetimeIndex(days), section)
+    result = np.empty(len(text), "datetime64[s]")
+    iso = text.str.fullmatch(_ISO).to_numpy(bool)
+    compact = text.str.fullmatch(_COMPACT).to_numpy(bool)
+    if not (iso | compact).all():
+        where = int(np.argmin(iso | compact))
+        _refuse(file, rows.iloc[where], text.iloc[where], "is not an ISO date")
+    bare = compact | (text.str.len() == 10).to_numpy(bool)
+    try:
+        result[bare] = pd.to_datetime(text[bare].str.replace("-", ""), format="%Y%m%d").to_numpy(
+            "datetime64[s]"
+        )
+        # Offsets change with daylight saving, so stamps are read one by one; they are rare.
+        for i in np.flatnonzero(~bare):
+            result[i] = _days(pd.DatetimeIndex([pd.Timestamp(text.iloc[i])]), section)[0]
+    except ValueError:
+        where = next(i for i, cell in enumerate(text) if not _is_date(cell))
+        _refuse(file, rows.iloc[where], text.iloc[where], "is not a day of the calendar")
+    return result
+
+
+def _days(stamps: pd.DatetimeIndex, section: DataSection) -> np.ndarray:
+    if stamps.tz is not None:
+        own = stamps.tz_localize(None)
+        zone = calendar(section.calendar, "2020-01-01", "2020-01-31").tz
+        local = stamps.tz_convert(zone).tz_localize(None)
+        stamps = own.where(own == own.normalize(), local)
+    return stamps.normalize().to_numpy("datetime64[s]")
+
+
+def _is_date(cell: str) -> bool:
+    import pandas as pd
+
+    try:
+        pd.Timestamp(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse(file: str, row: int, cell: str, why: str) -> None:
+    raise InputError(
+        f"{file} row {row}, column date: {cell!r} {why}; the day cannot be known for certain.",
+        "Write dates as 2010-03-01, or state the format, e.g. --data.date_format %d/%m/%Y.",
+    )

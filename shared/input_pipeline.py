@@ -99,7 +99,9 @@ def cached(source: Source, plan: ExecutionPlan) -> Source:
     """
     if source.dataset is None:
         return source
-    if any(spec.dtype == tf.string for spec in tf.nest.flatten(source.dataset.element_spec)):
+    if source.count < 1 or any(
+        spec.dtype == tf.string for spec in tf.nest.flatten(source.dataset.element_spec)
+    ):
         return source
     size = example_bytes(source)
     if source.count * size > plan.cache_bytes:
@@ -114,21 +116,20 @@ def cached(source: Source, plan: ExecutionPlan) -> Source:
 
 def _in_memory(source: Source, read: int) -> Any:
     assert source.dataset is not None
-    structure = source.dataset.element_spec
-    arrays = [np.empty((source.count, *part.shape), part.dtype) for part in _flat_first(source)]
+    arrays: list[np.ndarray] = []
     done = 0
     try:
         for batch in source.dataset.batch(read).prefetch(1):
-            parts = tf.nest.flatten(batch)
-            rows = int(tf.shape(parts[0])[0])
+            parts = [part.numpy() for part in tf.nest.flatten(batch)]
+            arrays = arrays or [np.empty((source.count, *part.shape[1:]), part.dtype) for part in parts]
+            rows = len(parts[0])
             if done + rows <= source.count:
                 for array, part in zip(arrays, parts, strict=True):
-                    array[done : done + rows] = part.numpy()
+                    array[done : done + rows] = part
             done += rows
     except (tf.errors.InvalidArgumentError, ValueError) as error:
         raise InputError(
-            f"The examples differ in shape: expected {[array.shape[1:] for array in arrays]} of every one. "
-            f"{error}",
+            f"The examples of the source differ in shape, and so make no batch: {error}",
             "Resize or pad them in the deterministic part of the source.",
         ) from error
     if done != source.count:
@@ -137,11 +138,7 @@ def _in_memory(source: Source, read: int) -> Any:
         tensors = []
         while arrays:  # one by one, so that never more than one component is held twice
             tensors.append(tf.constant(arrays.pop(0)))
-    return tf.nest.pack_sequence_as(structure, tensors)
-
-
-def _flat_first(source: Source) -> list[np.ndarray]:
-    return [np.asarray(part) for part in tf.nest.flatten(first_example(source))]
+    return tf.nest.pack_sequence_as(source.dataset.element_spec, tensors)
 
 
 def training_batch_size(count: int, plan: ExecutionPlan) -> int:

@@ -218,37 +218,32 @@ class _PhaseRun:
         return seconds
 
     def one_epoch(self) -> None:
-        started, already = time.perf_counter(), self.step
+        last = saved = time.perf_counter()
         iterator = self.stepper.iterate(self.batches(self.epoch, self.step))
-        total = self.epochs * self.steps
-        saved = started
         while self.step < self.steps:
             count = min(self.plan.steps_per_call, self.steps - self.step)
             loss, weight = self.stepper.run(iterator, count)
             self.step += count
-            self.totals[0] += loss
-            self.totals[1] += weight
-            mean = self.mean_loss()
+            self.totals = [self.totals[0] + loss, self.totals[1] + weight]
+            now = time.perf_counter()
+            self.spent, last = self.spent + now - last, now
             if not math.isfinite(loss):
                 require_sound(loss, self.model.variables, self.place())
-            numbers: dict[str, Any] = {"loss": mean, **self.shown()}
-            progress.emit(self.label, self.epoch * self.steps + self.step, total, **numbers)
-            now = time.perf_counter()
+            self.tell()
             if now - saved > SECONDS_BETWEEN_CHECKPOINTS and self.step < self.steps:
-                self.spent, saved = self.spent + now - started, now
-                started = now
-                require_sound(mean, self.model.variables, self.place())
+                require_sound(self.mean_loss(), self.model.variables, self.place())
                 self.save()
-        trained = self.spent + time.perf_counter() - started
+                saved = now
+        # Only now: weights can be NaN while the loss reads well (tensorflow#24320).
         require_sound(self.mean_loss(), self.model.variables, self.place())
-        row = self.row(trained, self.steps if already == 0 else self.steps - already)
+        row = self.row()
         measured = self.validate()
         row.update({f"val_{name}": value for name, value in measured.items()})
-        row["seconds"] = round(self.spent + time.perf_counter() - started, 4)
+        row["seconds"] = round(self.spent + time.perf_counter() - last, 4)
         self.end_epoch(row, measured)
 
-    def row(self, trained: float, steps: int) -> Row:
-        a_step = trained / self.steps
+    def row(self) -> Row:
+        a_step = self.spent / self.steps
         return {
             "phase": self.phase.name,
             "epoch": self.epoch + 1,
@@ -285,12 +280,14 @@ class _PhaseRun:
     def place(self) -> str:
         return f"phase {self.phase.name}, epoch {self.epoch + 1}, step {self.step}"
 
-    def shown(self) -> dict[str, float]:
-        """The last validation's numbers, for the progress bar."""
-        if not self.history:
-            return {}
+    def tell(self) -> None:
+        """Reports the running loss, and the last validation's monitor beside it."""
+        numbers: dict[str, Any] = {"loss": self.mean_loss()}
         name = f"val_{self.monitored}"
-        return {name: self.history[-1][name]} if name in self.history[-1] else {}
+        if self.history and name in self.history[-1]:
+            numbers[name] = self.history[-1][name]
+        done, total = self.epoch * self.steps + self.step, self.epochs * self.steps
+        progress.emit(self.label, done, total, **numbers)
 
     def log_row(self, row: Row) -> None:
         numbers = " ".join(f"{name} {value:.4g}" for name, value in row.items() if isinstance(value, float))

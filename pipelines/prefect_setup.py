@@ -6,9 +6,12 @@ What a person has set is left as it is. Logs still go to Prefect's server, those
 
 from __future__ import annotations
 
+import logging
 import os
 
 LOGGERS = "casebook"
+logging.getLogger(LOGGERS).setLevel(logging.INFO)
+"""Said on import, because a scheduled run's process comes by here without the command line."""
 
 
 def environment(*, verbose: bool = False, debug: bool = False) -> dict[str, str]:
@@ -51,10 +54,3 @@ def apply(*, verbose: bool = False, debug: bool = False) -> None:
 
         # Other packages' deprecations are no business of the person at the terminal.
         warnings.simplefilter("ignore")
-
-
-def open_log() -> None:
-    """Lets INFO lines of our own packages through to the flow's log; call it after importing Prefect."""
-    import logging
-
-    logging.getLogger(LOGGERS).setLevel(logging.INFO)

@@ -92,10 +92,11 @@ def serve_until_stopped(schedules: Sequence[Schedule], *, poll_seconds: float, o
         os.kill(os.getpid(), signal.SIGINT)  # which asyncio turns into an orderly end
 
     signal.signal(signal.SIGTERM, stop)
+    made = deployments(schedules)
+    _announce(schedules)
     while not stopping:
         try:
-            _announce(schedules)
-            asyncio.run(_serve(schedules, poll_seconds=poll_seconds, own_server=own_server))
+            asyncio.run(_serve(made, poll_seconds=poll_seconds, own_server=own_server))
         except KeyboardInterrupt:
             break
         except CasebookError:
@@ -113,7 +114,7 @@ def serve_until_stopped(schedules: Sequence[Schedule], *, poll_seconds: float, o
     print("Stopped. The schedules are not paused: `casebook serve` goes on with them.", file=sys.stderr)
 
 
-async def _serve(schedules: Sequence[Schedule], *, poll_seconds: float, own_server: bool) -> None:
+async def _serve(made: Sequence[RunnerDeployment], *, poll_seconds: float, own_server: bool) -> None:
     from prefect.runner import Runner
 
     runner = Runner(
@@ -125,7 +126,7 @@ async def _serve(schedules: Sequence[Schedule], *, poll_seconds: float, own_serv
         limit=None,
         pause_on_shutdown=False,
     )
-    for deployment in deployments(schedules):
+    for deployment in made:
         identity = await runner.aadd_deployment(deployment)
         if own_server:
             await _settle(identity)
@@ -233,9 +234,11 @@ def _alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _server(port: int | None) -> Iterator[bool]:
     """The server to run on, named in PREFECT_API_URL for us and every run; yields whether it is our own."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
     from shared.settings import runs_root
 
-    named = os.environ.get("PREFECT_API_URL")
+    named = PREFECT_API_URL.value()
     if named:
         _reach(named)
         yield False
@@ -243,12 +246,10 @@ def _server(port: int | None) -> Iterator[bool]:
     from pipelines.embedded import Server
 
     print("Starting a Prefect server of our own.", file=sys.stderr)
-    with Server(runs_root() / ".serve" / "server.log", port) as server:
-        os.environ["PREFECT_API_URL"] = server.url
-        try:
-            yield True
-        finally:
-            del os.environ["PREFECT_API_URL"]
+    server = Server(runs_root() / ".serve" / "server.log", port)
+    # Prefect read its settings when the schedules were checked; every run gets these from the runner.
+    with server, temporary_settings({PREFECT_API_URL: server.url}):
+        yield True
 
 
 def _reach(url: str) -> None:
@@ -267,9 +268,11 @@ def _reach(url: str) -> None:
 
 
 def _announce(schedules: Sequence[Schedule]) -> None:
+    from prefect.settings import PREFECT_API_URL
+
     from pipelines.terminal import messages, table
 
-    url = os.environ.get("PREFECT_API_URL", "")
+    url = PREFECT_API_URL.value() or ""
     console = messages()
     rows = [(f"{schedule.name}/{DEPLOYMENT}", schedule.when) for schedule in schedules]
     console.print(table(("flow", "runs"), rows))

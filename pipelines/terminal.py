@@ -25,16 +25,18 @@ from shared.errors import CasebookError
 
 SHOWN_BARS = 4
 SECONDS_BETWEEN_LINES = 10.0
+PIPE_WIDTH = 120
+"""Columns where there is no terminal to ask, e.g. in a log."""
 
 
 def output() -> Console:
     """Where results go."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def messages() -> Console:
     """Where progress and errors go."""
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 @contextmanager

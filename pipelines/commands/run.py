@@ -212,7 +212,6 @@ def _in_flow(
         console.print("Starting the flow (Prefect).", style="dim")
         from pipelines import flows
 
-        prefect_setup.open_log()
         found = flows.of(domain)
         return (found.run_train if which == "train" else found.run_predict)(**arguments)
 

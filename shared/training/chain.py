@@ -45,7 +45,7 @@ class Chain:
         self.domain, self.prepared, self.config, self.seed = domain, prepared, config, seed
         self.plan, self.home, self.device, self.shuffled = plan, home, device, shuffled
         self.fold: Fold = domain.folds(prepared, config)[fold]
-        self.determinism = determinism(device)
+        self.determinism = determinism(device, config.accelerator.deterministic)
         self.checkpoints = home / "checkpoints"
         self.history: list[Row] = []
         self.sources: dict[Split, Source] = {}
@@ -187,14 +187,14 @@ def reseed(seed: int, phase: int) -> None:
     random.seed(seed * 1009 + phase)
 
 
-def determinism(device: Accelerator) -> dict[str, Any]:
+def determinism(device: Accelerator, deterministic_ops: bool) -> dict[str, Any]:
     """What the numbers depend on beside data, seed, plan and code."""
     return {
         "device": device.device,
         "replicas": device.replicas,
         "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads()
         or accelerator.machine().cores,
-        "deterministic_ops": bool(tf.config.experimental.is_op_determinism_enabled()),
+        "deterministic_ops": deterministic_ops,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }

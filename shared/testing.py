@@ -153,8 +153,9 @@ class Conformance:
             assert everything.min() >= 0
             assert everything.max() < count
             assert all(len(fold.splits[split]) > 0 for split in SPLITS)
-        found = guards.of_folds(made.folds)
-        assert [guard for guard in found if guard.passed is False] == []
+        for guard in (guards.disjoint, guards.undivided, guards.apart):
+            found = guards.every(guard.__name__, made.folds, guard)
+            assert found.passed is not False, found
 
     def test_examples_are_the_same_at_every_reading(self, made: Made) -> None:
         for split in SPLITS:
@@ -229,7 +230,7 @@ class Conformance:
         files.plain(evaluation.decision)
 
     def test_inputs_are_prefix_invariant(self, made: Made) -> None:
-        found = guards.prefix_invariance(self.domain, made.prepared, made.config)
+        found = guards.prefix_invariant(self.domain, made.prepared, made.config, made.folds)
         assert found.passed is not False, found.detail
 
     def test_the_published_model_predicts(self, made: Made, published: Any, tmp_path: Path) -> None:

@@ -54,24 +54,26 @@ class Conformance:
     domain: ClassVar[Domain]
 
     @pytest.fixture(scope="class")
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> Made:
-        place = tmp_path_factory.mktemp(self.domain.name)
-        tiny = self.domain.tiny()
-        config = build(self.domain.Config, base=tiny)
-        self.domain.synthesize(place / "raw", config, seed=1)
-        config = build(self.domain.Config, base={**tiny, "source": _only(place / "raw")})
+    @classmethod
+    def made(cls, tmp_path_factory: pytest.TempPathFactory) -> Made:
+        place = tmp_path_factory.mktemp(cls.domain.name)
+        tiny = cls.domain.tiny()
+        config = build(cls.domain.Config, base=tiny)
+        cls.domain.synthesize(place / "raw", config, seed=1)
+        config = build(cls.domain.Config, base={**tiny, "source": _only(place / "raw")})
         (place / "prepared").mkdir()
-        card = self.domain.ingest(config.source, config, place / "prepared")
-        folds = self.domain.folds(place / "prepared", config)
+        card = cls.domain.ingest(config.source, config, place / "prepared")
+        folds = cls.domain.folds(place / "prepared", config)
         return Made(place / "raw", place / "prepared", config, card, folds[-1], folds, place)
 
     @pytest.fixture(scope="class")
-    def trained(self, made: Made) -> Path:
+    @classmethod
+    def trained(cls, made: Made) -> Path:
         folder = made.place / "member"
         folder.mkdir()
         worker.call(
             member.train_member,
-            self.domain.name,
+            cls.domain.name,
             str(made.prepared),
             made.config.model_dump(),
             len(made.folds) - 1,
@@ -83,18 +85,19 @@ class Conformance:
         return folder
 
     @pytest.fixture(scope="class")
-    def published(self, made: Made, trained: Path) -> Any:
+    @classmethod
+    def published(cls, made: Made, trained: Path) -> Any:
         card = {
-            "domain": self.domain.name,
+            "domain": cls.domain.name,
             "run": "conformance",
-            "decision": _evaluation(self.domain, made, trained, made.place / "figures-of-export").decision,
+            "decision": _evaluation(cls.domain, made, trained, made.place / "figures-of-export").decision,
             "config": made.config.model_dump(),
             "synthetic": True,
         }
         where = made.place / "model"
         worker.call(
             export.export,
-            self.domain.name,
+            cls.domain.name,
             str(made.prepared),
             made.config.model_dump(),
             len(made.folds) - 1,
@@ -103,7 +106,7 @@ class Conformance:
             files.plain(card),
             timeout=300,
         )
-        return registry.opened(where, f"{self.domain.name} (conformance)")
+        return registry.opened(where, f"{cls.domain.name} (conformance)")
 
     def test_it_is_named_and_titled(self) -> None:
         assert self.domain.name.isidentifier()

@@ -28,11 +28,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="class")
-def installed(site: Path) -> Iterator[None]:
-    """The outside domain is registered, as after ``pip install``."""
+def installed(request: pytest.FixtureRequest, site: Path) -> Iterator[None]:
+    """The outside domain is registered, as after ``pip install``; the class gets it."""
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
     contract._registered.cache_clear()
+    request.cls.domain = contract.find("digits")
     yield
     sys.path.remove(str(site))
     contract._registered.cache_clear()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from shared.contract import Domain, find
 from shared.testing import Conformance
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.usefixtures("installed")
 class TestDigits(Conformance):
-    @property
-    def domain(self) -> Domain:  # type: ignore[override]
-        return find("digits")
+    """``installed`` sets ``domain``."""
 
 
 def test_the_readme_shows_the_very_package() -> None:

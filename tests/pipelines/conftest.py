@@ -1,70 +1,69 @@
-"""Runs of the pipeline without Prefect, and of the command line as a person starts it."""
+"""What the tests of the command line and of the terminal share."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pipelines import steps
-from shared.config import DomainConfig, build, to_toml
-from shared.contract import find
-
-Whole = Callable[..., dict[str, Any]]
-
-
-def whole_run(domain: str, config: Mapping[str, Any] | None = None, run: str | None = None) -> dict[str, Any]:
-    """All steps in order, as the flows call them; returns what a flow returns."""
-    with steps.opened(domain, config, run) as this:
-        for step in (
-            steps.ingest,
-            steps.plan,
-            steps.train,
-            steps.evaluate,
-            steps.export,
-            steps.judge,
-            steps.publish,
-            steps.report,
-        ):
-            step(this)
-    return steps.outcome(this)
+from shared import files
+from shared.plan import ExecutionPlan
 
 
 @pytest.fixture
-def whole() -> Whole:
-    return whole_run
+def a_run() -> Callable[..., Path]:
+    """Writes a finished run's folder as the steps leave it: ``a_run(folder, synthetic=, verdict=)``."""
+    return _write
 
 
-@pytest.fixture
-def casebook(runs: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the command of this environment; returns the process."""
-
-    def start(*words: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(Path(sys.executable).with_name("casebook")), *words],
-            env={**os.environ, "CASEBOOK_RUNS": str(runs), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    return start
-
-
-@pytest.fixture
-def tiny_file(tmp_path: Path) -> Callable[[str], Path]:
-    """A domain's tiny settings as a TOML file."""
-
-    def write(domain: str) -> Path:
-        body = find(domain)
-        config: DomainConfig = build(body.Config, base=body.tiny())
-        file = tmp_path / f"{domain}.toml"
-        file.write_text(to_toml(config))
-        return file
-
-    return write
+def _write(folder: Path, *, synthetic: bool = False, verdict: str = "promote") -> Path:
+    """A finished run's folder as the steps leave it."""
+    manifest = {
+        "run": "20261130-120000-abcd",
+        "domain": "digits",
+        "title": "Digits",
+        "state": "done",
+        "started": "2026-11-30T12:00:00+00:00",
+        "source": "digits",
+        "synthetic": synthetic,
+        "cost": {"seconds": 125.0, "device_seconds": 61.5, "price_per_hour": 3.0, "money": 0.104},
+        "model_label": "digits v3 (champion)",
+        "steps": {},
+    }
+    files.write_json(folder / "manifest.json", manifest)
+    card = {
+        "title": "1,797 digits",
+        "synthetic": synthetic,
+        "examples": 1797,
+        "facts": {},
+        "quarantine": [{"item": "x", "reason": "y"}],
+        "warnings": ["small"],
+    }
+    files.write_json(folder / "card.json", card)
+    plan = ExecutionPlan(
+        device_name="A CPU, 2 cores", batch_size=64, samples_per_second=5123.4, measured=True
+    )
+    files.write_json(folder / "plan.json", plan.to_dict())
+    rows = [
+        {"name": "model", "value": 0.97, "low": 0.95, "high": 0.98, "difference": None},
+        {
+            "name": "nearest mean",
+            "value": 0.9,
+            "low": 0.88,
+            "high": 0.92,
+            "difference": 0.07,
+            "difference_low": 0.05,
+            "difference_high": 0.09,
+        },
+    ]
+    metrics = {
+        "score": {"name": "accuracy", "unit": "", "higher_is_better": True, "chance": 0.1},
+        "comparison": {"rows": rows},
+        "per_fold": [{}],
+        "evaluation": {"flags": ["one class is never predicted"]},
+    }
+    files.write_json(folder / "metrics.json", metrics)
+    files.write_json(folder / "gate.json", {"verdict": verdict, "reasons": ["better than the best baseline"]})
+    (folder / "report.html").write_text("<html>")
+    return folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import os
 import pickle
 import selectors
@@ -19,9 +20,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import IO, Any
+
+import cloudpickle
 
 from shared.errors import WorkerError
 from shared.forkserver import BEGUN, LENGTH, REFUSED, STATUS, kill
@@ -279,6 +284,35 @@ class Child:
                 for key, _ in selector.select(left):
                     if not key.data():
                         selector.unregister(key.fileobj)
+
+
+def dump(value: Any) -> tuple[bytes, dict[str, list[str]]]:
+    """``value`` pickled for a child, and the source lines of what it defines that lie in no file.
+
+    Cloudpickle hides the file that a function was defined in. It is kept here: tracebacks show the
+    person's own lines, and AutoGraph, which reads the source, still turns their ``if`` into graph.
+    """
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    pickler.dump(value)
+    unfiled = {
+        name: linecache.getlines(name)
+        for name in pickler.files
+        if name in linecache.cache and not os.path.exists(name)  # a notebook's cell
+    }
+    return buffer.getvalue(), unfiled
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.files: set[str] = set()
+        self.dispatch_table = ChainMap({CodeType: self._code}, cloudpickle.Pickler.dispatch_table)
+
+    def _code(self, code: CodeType) -> Any:
+        make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+        self.files.add(code.co_filename)
+        return make, tuple(code.co_filename if a == "<dynamic-code>" else a for a in arguments)
 
 
 class _Unpickler(pickle.Unpickler):

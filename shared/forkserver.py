@@ -21,6 +21,7 @@ import ctypes
 import faulthandler
 import importlib
 import io
+import linecache
 import logging
 import os
 import pickle
@@ -237,6 +238,8 @@ def _settled(orders: Mapping[str, Any], parent: Talk) -> Iterator[None]:
     sys.path[:] = orders["path"]
     sys.argv[:] = orders["argv"]
     importlib.invalidate_caches()
+    for name, lines in orders["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     for name, level in orders["levels"].items():
         logging.getLogger(name).setLevel(level)
     logging.getLogger().addHandler(_ToParent(parent))

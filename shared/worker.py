@@ -23,6 +23,7 @@ import atexit
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -33,10 +34,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-import cloudpickle
-
 from shared import progress
-from shared.children import Child, Exit, Server, load, quoted
+from shared.children import Child, Exit, Server, dump, load, quoted
 from shared.errors import CasebookError, WorkerError
 
 T = TypeVar("T")
@@ -144,9 +143,11 @@ def run(
         KeyboardInterrupt: Ctrl-C; the child has been killed.
     """
     variables = _environment(environment)
-    orders = cloudpickle.dumps(
+    packed, sources = dump((function, args, kwargs))
+    orders = pickle.dumps(
         {
-            "call": cloudpickle.dumps((function, args, kwargs)),
+            "call": packed,
+            "sources": sources,
             "environment": variables,
             "folder": _folder(),
             "path": list(sys.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 import os
 import signal
@@ -61,6 +62,26 @@ def test_an_error_arrives_with_the_childs_traceback():
     assert "about to fail" in outcome.message
     with pytest.raises(ValueError, match="seven"):
         worker.call(deep)
+
+
+@pytest.mark.parametrize("place", ["file", "notebook cell"])
+def test_the_source_of_a_function_travels_with_it(place, tmp_path: Path):
+    """AutoGraph reads it, and a traceback shows it."""
+    text = "def branch(x):\n    if x > 0:\n        return x * 2\n    return x\n"
+    file = tmp_path / "script.py"
+    if place == "file":
+        file.write_text(text)
+    else:
+        linecache.cache[str(file)] = (len(text), None, text.splitlines(True), str(file))
+    names: dict = {"__name__": "__main__"}
+    exec(compile(text, str(file), "exec"), names)
+
+    def traced(branch) -> float:
+        import tensorflow as tf
+
+        return float(tf.function(branch)(tf.constant(3.0)))
+
+    assert worker.call(traced, names["branch"]) == 6.0
 
 
 def test_an_error_for_people_arrives_as_it_is():

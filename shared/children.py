@@ -144,6 +144,7 @@ class Child:
             WorkerError: Nothing happened for ``seconds``, or the system has no room for a process.
         """
         if not self._asked:
+            self.server.found_dead()
             return False
         with selectors.DefaultSelector() as selector:
             selector.register(self._status, selectors.EVENT_READ)
@@ -305,9 +306,10 @@ def dump(value: Any) -> tuple[bytes, dict[str, list[str]]]:
 
 class _Pickler(cloudpickle.Pickler):
     def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
         self.files: set[str] = set()
+        # Before the base's __init__, which reads it once.
         self.dispatch_table = ChainMap({CodeType: self._code}, cloudpickle.Pickler.dispatch_table)
+        super().__init__(file)
 
     def _code(self, code: CodeType) -> Any:
         make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)

@@ -1,12 +1,21 @@
-"""ExecutionPlan: how to run on this device, what was tried, what was chosen and why."""
+"""ExecutionPlan: how to run on this device, what was tried, what was chosen and why.
+
+Two ways to one: :func:`for_domain` and, for a person with a Keras model function and a tf.data
+function, :func:`search`. Neither imports TensorFlow in the process that calls it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from shared.config import AcceleratorSection, DomainConfig, PlanSection, TrainSection
 from shared.errors import InputError
+
+if TYPE_CHECKING:
+    import keras
 
 Verdict = Literal["fits", "out of memory", "timed out", "killed", "unsound", "bug"]
 
@@ -90,3 +99,76 @@ class ExecutionPlan:
             raise InputError(
                 f"This plan was written by another version: {error}.", "Plan again with --replan."
             ) from error
+
+
+def for_domain(domain: str, prepared: Path, config: DomainConfig, *, plans: Path) -> ExecutionPlan:
+    """The measured plan for a domain's heaviest training: the last phase of its last fold.
+
+    Holds the accelerator while it measures; each trial is a child process. Tells its progress
+    under the label ``"plan"``.
+
+    Args:
+        prepared: Folder that the domain's ``ingest`` filled.
+        plans: Where measured plans are kept, one JSON file a fingerprint of device, versions, model
+            graph, examples and settings.
+
+    Raises:
+        DeviceError: The accelerator cannot be had.
+        InputError: ``plan.batch_size`` cannot be shared by the replicas.
+        TrainingError: No batch size could be trained, or a trial showed a bug.
+    """
+    from shared import planning
+    from shared.trial import DomainRecipe
+
+    recipe = DomainRecipe(domain, str(prepared), config.model_dump(mode="json"))
+    return planning.make(recipe, config.plan, config.accelerator, config.train, plans=plans, name=domain)
+
+
+def search(
+    model_fn: Callable[[], keras.Model],
+    data_fn: Callable[[], Any],
+    *,
+    loss: Callable[[Any, Any], Any],
+    augment: Callable[[Any, Any], Any] | None = None,
+    section: PlanSection | None = None,
+    train: TrainSection | None = None,
+    device: AcceleratorSection | None = None,
+    plans: Path | None = None,
+) -> ExecutionPlan:
+    """The measured plan for a Keras model and a tf.data set, to give to ``shared.training.fit``.
+
+    Args:
+        model_fn, data_fn, loss, augment: As ``fit`` takes them. They are called in child processes,
+            so what they refer to must pickle; functions of ``__main__`` and lambdas do.
+        section: Bounds and budget; default: up to batch 256, 60 s.
+        train: Clipping, weight decay and learning rate; default: the settings' defaults.
+        device: Where to run; default: the best that answers.
+        plans: Folder in which plans are kept and looked for; default: none.
+
+    Raises:
+        As :func:`for_domain`.
+    """
+    from shared import planning
+    from shared.trial import BareRecipe
+
+    settings = train or TrainSection()
+    recipe = BareRecipe(model_fn, data_fn, loss, augment, settings)
+    name = getattr(model_fn, "__name__", "model")
+    return planning.make(
+        recipe,
+        section or PlanSection(),
+        device or AcceleratorSection(),
+        settings,
+        plans=plans,
+        name=name,
+    )
+
+
+def table(plan: ExecutionPlan) -> list[list[str]]:
+    """The trials for people: a row of column names, then one row a trial, all text.
+
+    Columns: batch, precision, XLA, verdict, samples/s (± spread), step ms, compile s, memory, note.
+    """
+    from shared import planning
+
+    return planning.table(plan)

@@ -1,0 +1,320 @@
+"""One NetCDF or Zarr into maps on a canonical grid, or a sentence that says why not.
+
+Coordinates are found by what they are (standard_name, axis, units; cf-xarray), not by
+what they are called. Formats are told by their first bytes. HDF5 is read by h5netcdf and the
+classic format by scipy: netCDF4's library crashes a process that reads in threads
+(xarray#4100), so it is never asked for, whatever is installed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domains.climate import grid as grids
+from domains.climate import units
+from domains.climate.grid import Grid
+from shared.errors import InputError
+
+SUFFIXES = (".nc", ".nc4", ".cdf", ".netcdf", ".h5", ".zarr")
+_READ_BYTES = 64 << 20
+
+REGRID = (
+    "Regrid it to regular latitudes and longitudes first, e.g. `cdo remapbil,r360x180 in.nc out.nc`, "
+    "or with xESMF."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One file's maps in canonical orientation and units.
+
+    Attributes:
+        values: float32 ``[time, lat, lon]``; NaN where missing.
+        times: cftime moments ``[time]``, ascending.
+        variable, standard_name, long_name: As the file says.
+        converted: Which units were given, which the values have.
+        scenario: The file's own word for the experiment (``experiment_id``, "Model scenario"), or "".
+        synthetic: The file says that it was made up (a global attribute ``synthetic``).
+    """
+
+    values: np.ndarray
+    grid: Grid
+    times: list[Any]
+    calendar: str
+    variable: str
+    standard_name: str
+    long_name: str
+    converted: units.Conversion
+    scenario: str
+    synthetic: bool
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether a path looks like a NetCDF file or a Zarr store, by name or by content."""
+    if path.is_dir():
+        return any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zmetadata"))
+    return path.suffix.lower() in SUFFIXES
+
+
+def find(source: Path) -> list[Path]:
+    """The files and stores under ``source``, sorted; a file or store stands for itself.
+
+    Raises:
+        InputError: Nothing there.
+    """
+    if not source.exists():
+        raise InputError(f"There is no file or folder {source}.", "Check --source.")
+    if source.is_file() or is_dataset(source):
+        return [source]
+    found: list[Path] = []
+    for path in sorted(source.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if is_dataset(path):
+            found.append(path)
+        elif path.is_dir():
+            found += [below for below in sorted(path.iterdir()) if is_dataset(below)]
+    if not found:
+        raise InputError(
+            f"The folder {source} holds no NetCDF file or Zarr store.",
+            f"Put files there that end in {', '.join(SUFFIXES)}: in the folder or one level below.",
+        )
+    return found
+
+
+def read(
+    path: Path,
+    *,
+    variable: str = "",
+    unit: str = "",
+    calendar: str = "",
+    latitude: tuple[float, float] | None = None,
+    longitude: tuple[float, float] | None = None,
+) -> Series:
+    """Reads one file or store.
+
+    Args:
+        variable: Name or standard_name; empty: the only one on a latitude-longitude grid.
+        unit: Taken where the file states none.
+        calendar: Converted to it where the file has another.
+        latitude, longitude: Region, see :func:`domains.climate.grid.region`.
+
+    Raises:
+        InputError: The file can't be read or used; the message names what is wrong, not the path.
+    """
+    with _opened(path) as dataset:
+        name = _choose(dataset, variable)
+        lat, lon = _horizontal(dataset, name)
+        array, time = _with_time(dataset, name, lat, lon)
+        if calendar and array[time].dt.calendar != calendar:
+            array = _to_calendar(array, time, calendar)
+        given = str(array.attrs.get("units", "")) or unit
+        if not given:
+            raise InputError(
+                f"The variable {name} states no units.", "Set its `units` attribute, or give --units."
+            )
+        converted = units.conversion(given)
+        array = array.transpose(time, lat, lon)
+        values, where = grids.canonical(_float32(array), dataset[lat].values, dataset[lon].values)
+        times = list(array[time].values)
+        used_calendar = str(array[time].dt.calendar)
+        attributes = {**dataset.attrs, **array.attrs}
+    values, where = grids.region(values, where, latitude, longitude)
+    values = converted(values)
+    _check(values, converted, str(attributes.get("standard_name", "")))
+    order = np.argsort(np.array(times), kind="stable")
+    return Series(
+        values=values[order],
+        grid=where,
+        times=[times[position] for position in order],
+        calendar=used_calendar,
+        variable=name,
+        standard_name=str(attributes.get("standard_name", "")),
+        long_name=str(attributes.get("long_name", "")),
+        converted=converted,
+        scenario=str(attributes.get("experiment_id", "") or attributes.get("Model scenario", "")),
+        synthetic=str(attributes.get("synthetic", "")).lower() in ("true", "1", "yes"),
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    import cf_xarray  # noqa: F401  (registers the .cf accessor)
+    import xarray
+
+    options: dict[str, Any] = {
+        "engine": _engine(path),
+        "decode_times": xarray.coders.CFDatetimeCoder(use_cftime=True),
+        "decode_timedelta": False,
+        "cache": False,
+    }
+    try:
+        with warnings.catch_warnings():
+            # A store without consolidated metadata is no error of the person's.
+            warnings.simplefilter("ignore")
+            dataset = xarray.open_dataset(path, **options)
+    except InputError:
+        raise
+    except Exception as error:
+        # Many kinds, from four libraries; the person needs the reason, not the kind.
+        raise InputError(f"It cannot be read: {_first_line(error)}.") from error
+    try:
+        yield dataset
+    except (OSError, RuntimeError, KeyError, EOFError) as error:
+        raise InputError(f"Its data cannot be read: {_first_line(error)}.") from error
+    finally:
+        dataset.close()
+
+
+def _engine(path: Path) -> str:
+    if path.is_dir():
+        return "zarr"
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise InputError(f"It cannot be read: {error.strerror}.") from error
+    if start == b"\x89HDF\r\n\x1a\n":
+        return "h5netcdf"
+    if start[:4] in (b"CDF\x01", b"CDF\x02"):
+        return "scipy"
+    if start[:4] == b"CDF\x05":
+        raise InputError(
+            "It is in the 64-bit data format CDF-5.", "Convert it: `nccopy -k nc4 in.nc out.nc`."
+        )
+    raise InputError("It is neither NetCDF nor Zarr." if start else "It is empty.")
+
+
+def _choose(dataset: Any, wanted: str) -> str:
+    gridded = [str(name) for name, array in dataset.data_vars.items() if array.ndim >= 2]
+    if wanted:
+        named = [n for n in gridded if n == wanted or dataset[n].attrs.get("standard_name") == wanted]
+        if not named:
+            raise InputError(
+                f"It has no variable {wanted!r}.", f"Gridded variables: {', '.join(gridded) or 'none'}."
+            )
+        return named[0]
+    bounds = {str(dataset[name].attrs.get("bounds", "")) for name in dataset.variables}
+    bounds |= {str(dataset[name].encoding.get("bounds", "")) for name in dataset.variables}
+    candidates = [n for n in gridded if n not in bounds and not n.endswith(("_bnds", "_bounds"))]
+    if len(candidates) != 1:
+        raise InputError(
+            f"It has {len(candidates)} gridded variables: {', '.join(candidates) or 'none'}.",
+            "Name one with --variable." if candidates else "A map needs latitude and longitude.",
+        )
+    return candidates[0]
+
+
+def _horizontal(dataset: Any, name: str) -> tuple[Hashable, Hashable]:
+    """Names of the 1-D latitude and longitude of a variable; other grids are refused by kind."""
+    array = dataset[name]
+    mapping = dataset.get(str(array.attrs.get("grid_mapping") or array.encoding.get("grid_mapping") or ""))
+    kind = str(mapping.attrs.get("grid_mapping_name", "")) if mapping is not None else ""
+    if kind and kind != "latitude_longitude":
+        raise InputError(f"The grid of {name} is {kind.replace('_', ' ')}, not regular.", REGRID)
+    found = []
+    for quantity in ("latitude", "longitude"):
+        names = [n for n in array.cf.coordinates.get(quantity, []) if n in array.coords]
+        names = names or [n for n in _guessed(array, quantity) if n in array.coords]
+        flat = [n for n in names if array[n].ndim == 1]
+        if names and not flat:
+            size = " x ".join(str(length) for length in array[names[0]].shape)
+            raise InputError(
+                f"The grid of {name} is curvilinear: its {quantity} ({names[0]}) has {array[names[0]].ndim} "
+                f"dimensions ({size})."
+                if array[names[0]].ndim
+                else f"The {quantity} of {name} is one number.",
+                REGRID if array[names[0]].ndim else "A map needs several latitudes and longitudes.",
+            )
+        if not flat:
+            other = [
+                str(n) for n, c in array.coords.items() if "grid_l" in str(c.attrs.get("standard_name", ""))
+            ]
+            raise InputError(
+                f"{name} has no {quantity}"
+                + (f"; its grid is rotated ({', '.join(other)})." if other else ".")
+                + f" Its coordinates: {', '.join(str(n) for n in array.coords) or 'none'}.",
+                REGRID if other else f"Set standard_name = {quantity!r} on that coordinate.",
+            )
+        found.append(flat[0])
+    return found[0], found[1]
+
+
+def _guessed(array: Any, quantity: str) -> list[Hashable]:
+    """Coordinates without any attributes are known by their usual names."""
+    return list(array.cf.guess_coord_axis().cf.coordinates.get(quantity, []))
+
+
+def _with_time(dataset: Any, name: str, lat: Hashable, lon: Hashable) -> tuple[Any, Hashable]:
+    array = dataset[name]
+    times = [
+        n
+        for n in array.cf.coordinates.get("time", [])
+        if n in array.coords and n != "forecast_reference_time"
+    ]
+    times = times or [n for n in array.cf.axes.get("T", []) if n in array.coords]
+    times = [n for n in times if array[n].dims in ((), (n,))]
+    if not times:
+        raise InputError(
+            f"{name} has no time coordinate.",
+            'Give it one with standard_name = "time" and units such as "days since 1850-01-01".',
+        )
+    time = next((n for n in times if array[n].dims == (n,)), times[0])
+    if array[time].ndim == 0:
+        array = array.expand_dims(time)
+    if array[time].dtype.kind != "O":
+        raise InputError(
+            f"The time of {name} could not be decoded: units {array[time].attrs.get('units', 'none')!r}.",
+            'Use units such as "days since 1850-01-01" and a CF calendar.',
+        )
+    others = [d for d in array.dims if d not in (time, lat, lon)]
+    long = {str(d): array.sizes[d] for d in others if array.sizes[d] > 1}
+    if long:
+        raise InputError(
+            f"{name} also runs along {', '.join(f'{d} ({n})' for d, n in long.items())}.",
+            f"Pick one, e.g. `xarray.open_dataset(...).isel({next(iter(long))}=0).to_netcdf(...)`.",
+        )
+    return array.squeeze(others), time
+
+
+def _to_calendar(array: Any, time: Hashable, calendar: str) -> Any:
+    """The other calendar; where one has 360 days, days are moved by their share of the year."""
+    by_year = "360_day" in (calendar, array[time].dt.calendar)
+    monthly = len(array[time]) < 2 or (array[time].values[1] - array[time].values[0]).days >= 28
+    # Months and years keep their date, which exists in both calendars or is moved by a day.
+    align = "year" if by_year and not monthly else "date"
+    return array.convert_calendar(
+        calendar, dim=str(time), use_cftime=True, align_on=align if by_year else None
+    )
+
+
+def _float32(array: Any) -> np.ndarray:
+    """Values block by block: packed int16 decodes to float64 (xarray#9041), four times its size."""
+    rows = max(1, _READ_BYTES // max(8 * int(np.prod(array.shape[1:])), 1))
+    values = np.empty(array.shape, np.float32)
+    for start in range(0, len(values), rows):
+        values[start : start + rows] = array[start : start + rows].values
+    return values
+
+
+def _check(values: np.ndarray, converted: units.Conversion, standard_name: str) -> None:
+    if values.size == 0:
+        raise InputError("It has no moments.")
+    known = np.isfinite(values)
+    if not known.any():
+        raise InputError("All its values are missing.")
+    if np.isinf(values).any():
+        raise InputError("It has infinite values.")
+    # float64: a float32 mean along time is off by kelvins (numpy#29772).
+    units.check_plausible(float(values.mean(dtype=np.float64, where=known)), converted, standard_name)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

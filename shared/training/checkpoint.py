@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from shared.errors import CasebookError
 log = logging.getLogger("casebook.training")
 
 _META = "meta.json"
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What numpy raises for a file that is cut, empty, damaged or something else."""
 
 
 def named(variables: Iterable[Any]) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def named(variables: Iterable[Any]) -> dict[str, Any]:
 
 def values(variables: Iterable[Any]) -> dict[str, np.ndarray]:
     """Copies of the variables' values, by path."""
-    return {path: np.array(variable) for path, variable in named(variables).items()}
+    return {path: np.array(variable.numpy()) for path, variable in named(variables).items()}
 
 
 def assign(variables: Iterable[Any], arrays: Mapping[str, np.ndarray], what: str) -> None:
@@ -99,9 +102,9 @@ def read_weights(path: Path, model: Any) -> None:
         CasebookError: The file cannot be read, or belongs to another model.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = _restored({name: stored[name] for name in stored.files})
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise CasebookError(f"The weights {path} cannot be read: {error}.", "Train again.") from error
     assign(model.variables, arrays, str(path))
 
@@ -151,7 +154,7 @@ class Checkpoints:
         for path in self._paths():
             try:
                 return _read(path)
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            except UNREADABLE as error:
                 log.warning("The checkpoint %s cannot be read (%s); trying the one before.", path.name, error)
         return None
 
@@ -166,7 +169,7 @@ class Checkpoints:
 
 def _read(path: Path) -> Checkpoint:
     groups: dict[str, dict[str, np.ndarray]] = {}
-    with np.load(path, allow_pickle=False) as stored:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
         meta = json.loads(stored[_META].tobytes().decode())
         arrays = _restored({name: stored[name] for name in stored.files if name != _META})
     for name, array in arrays.items():

@@ -211,7 +211,7 @@ class _PhaseRun:
     def measure_cached_step(self) -> float:
         """Seconds of a step without input, and the compilation, at no cost to the training's state."""
         variables = [*self.model.variables, *self.stepper.optimizer.variables]
-        before = [np.array(variable) for variable in variables]
+        before = [np.array(variable.numpy()) for variable in variables]
         seconds = seconds_per_step(self.stepper, self.batches(self.epoch), self.plan.steps_per_call)
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)

@@ -59,7 +59,7 @@ class Monitor:
 def first_unsound(variables: Iterable[Any]) -> tuple[str, int, int] | None:
     """The first variable that holds NaN or Inf: (path, how many values, of how many), or None."""
     for variable in variables:
-        values = np.asarray(variable)
+        values = np.asarray(variable.numpy())
         if values.dtype.kind not in "fV":
             continue
         bad = int((~np.isfinite(values.astype(np.float32))).sum())

@@ -50,8 +50,10 @@ class LabelSection(Section):
     )
     blank: Missing = Field("ignore", description="What a blank or NaN label means: unknown, no, or yes.")
     uncertain: Missing = Field("ignore", description="What the label -1 means: unknown, no, or yes.")
-    blank_by_label: dict[str, Missing] = Field({}, description="Exceptions from `blank`, by label.")
-    uncertain_by_label: dict[str, Missing] = Field({}, description="Exceptions from `uncertain`, by label.")
+    blank_by_label: tuple[str, ...] = Field((), description='Exceptions from `blank`, e.g. "Edema=zeros".')
+    uncertain_by_label: tuple[str, ...] = Field(
+        (), description='Exceptions from `uncertain`, e.g. "Edema=ones".'
+    )
 
 
 class PrivacySection(Section):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast, get_args
 
 import numpy as np
 
@@ -263,16 +264,27 @@ def _chosen(known: Sequence[str], settings: LabelSection, where: str) -> list[st
 
 
 def _policies(names: Sequence[str], settings: LabelSection) -> dict[str, tuple[Missing, Missing]]:
-    for given in (*settings.blank_by_label, *settings.uncertain_by_label):
-        if given not in names:
-            raise InputError(f"There is no label {given!r} to set a policy for.", did_you_mean(given, names))
+    blank = _exceptions(names, settings.blank_by_label, "labels.blank_by_label")
+    uncertain = _exceptions(names, settings.uncertain_by_label, "labels.uncertain_by_label")
     return {
-        name: (
-            settings.blank_by_label.get(name, settings.blank),
-            settings.uncertain_by_label.get(name, settings.uncertain),
-        )
-        for name in names
+        name: (blank.get(name, settings.blank), uncertain.get(name, settings.uncertain)) for name in names
     }
+
+
+def _exceptions(names: Sequence[str], given: Sequence[str], knob: str) -> dict[str, Missing]:
+    """``("Edema=ones",)`` as ``{"Edema": "ones"}``."""
+    found: dict[str, Missing] = {}
+    for text in given:
+        name, _, policy = text.rpartition("=")
+        if policy not in get_args(Missing):
+            raise InputError(
+                f"{knob} takes LABEL=POLICY, received {text!r}.",
+                f"The policy is one of {', '.join(get_args(Missing))}.",
+            )
+        if name not in names:
+            raise InputError(f"There is no label {name!r} to set a policy for.", did_you_mean(name, names))
+        found[name] = cast(Missing, policy)
+    return found
 
 
 def _is_label(text: str) -> bool:

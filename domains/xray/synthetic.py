@@ -3,8 +3,8 @@
 They are made up, and say so in every header, in ``SYNTHETIC.txt`` and in the data card. Two
 findings are planted: an *opacity* (a cloud of soft spots in one lung) and *nodules* (a few small
 round ones in both). Everything else (build, size of the heart, exposure, contrast, turn, noise,
-collimation, the maker's taste) varies without regard to them, and every film is brought to a mean and contrast drawn at random, so that
-how bright a film is says nothing of what it shows.
+collimation, the maker's taste) varies without regard to them, and every film is brought to a mean
+and contrast drawn at random, so that how bright a film is says nothing of what it shows.
 """
 
 from __future__ import annotations

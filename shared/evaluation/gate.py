@@ -90,7 +90,8 @@ def _guards(found: Sequence[GuardResult | Mapping[str, Any]]) -> Check:
     passed = sum(guard.passed is True for guard in guards)
     if not passed:
         return Check("guards", False, "no guard was run, so nothing speaks against a leak")
-    return Check("guards", True, f"{passed} guards passed, {len(guards) - passed} do not apply")
+    others = len(guards) - passed
+    return Check("guards", True, f"{passed} passed" + (f", {others} not applicable" if others else ""))
 
 
 def _export(export: Mapping[str, Any] | None) -> Check:
@@ -120,7 +121,8 @@ def _enough(compared: Comparison, section: GateSection) -> Check:
             name, False, f"{compared.score} is undefined in {undefined} of {compared.resamples} resamples: the test "
             "set is too small or too one-sided to judge by",
         )  # fmt: skip
-    return Check(name, True, f"{compared.examples} examples in {compared.units} units that were resampled")
+    together = f" in {compared.units} groups" if compared.units != compared.examples else ""
+    return Check(name, True, f"{compared.examples} examples{together}")
 
 
 def _baseline(compared: Comparison) -> Check:

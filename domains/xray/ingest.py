@@ -51,6 +51,7 @@ class Loaded:
 
 def ingest(source: str, config: XrayConfig, out: Path) -> DataCard:
     """See :meth:`shared.contract.Domain.ingest`."""
+    out.mkdir(parents=True, exist_ok=True)
     if source == "synthetic":
         s = config.synthetic
         synthetic.write(out / "drawn", films=s.films, size=s.size, seed=s.seed, strength=s.strength)

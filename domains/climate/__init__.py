@@ -41,7 +41,8 @@ class Climate(Domain):
         return ingest(source, config, out)
 
     def folds(self, prepared: Path, config: ClimateConfig) -> list[Fold]:
-        from domains.climate.data import Prepared, fold
+        from domains.climate.data import Prepared
+        from domains.climate.splits import fold
 
         return [fold(Prepared.load(prepared), config)]
 
@@ -105,9 +106,9 @@ class Climate(Domain):
     def tiny(self) -> dict[str, Any]:
         return {
             "source": "synthetic",
-            "train": {"epochs": 3, "members": 1},
+            "train": {"epochs": 25, "members": 1},
             "plan": {"seconds": 5.0, "max_batch_size": 16},
-            "downscaling": {"width": 8, "depth": 1, "features": 4},
+            "downscaling": {"width": 16, "depth": 1, "features": 8},
             "gate": {"resamples": 200},
         }
 

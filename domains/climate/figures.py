@@ -170,9 +170,7 @@ def _save(figure: Figure, path: Path) -> None:
         for side in ("left", "bottom"):
             axes.spines[side].set_color(MUTED)
         axes.tick_params(colors=MUTED, labelsize=8)
-        axes.title.set_fontsize(9)
-        axes._left_title.set_fontsize(9)
-        axes._left_title.set_color(INK)
+        axes.set_title(axes.get_title(loc="left"), loc="left", fontsize=9, color=INK)
         axes.yaxis.label.set_fontsize(8.5)
         axes.xaxis.label.set_fontsize(8.5)
         legend = axes.get_legend()

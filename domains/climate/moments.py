@@ -52,12 +52,13 @@ class Frequency:
         number, unit = int(found[1]), found[2]
         if unit == "step":
             return number
+        amount: float
         if unit in HOURS:
             amount, kind = number * HOURS[unit], "hour"
         elif self.unit == "month":
             amount, kind = number * (12 if unit == "year" else 1), "month"
         else:
-            amount, kind = (number, "year") if unit == "year" else (number / 12, "year")
+            amount, kind = number if unit == "year" else number / 12, "year"
         steps = amount / self.count
         if kind != self.unit or steps != int(steps) or steps < 1:
             raise InputError(

@@ -196,7 +196,8 @@ def _headline(result: _Result, decision: Any, series: Series) -> str:
             normal = np.asarray(decision["climatology"], np.float64)
             wanted = known[0] & np.isfinite(normal)
             gap = np.where(wanted, result.values[0] - np.where(wanted, normal, 0.0), 0.0)
-            text += f", {float((gap * area[0]).sum() / (wanted * area[0]).sum()):+.2f} from the training years' climatology"
+            mean_gap = float((gap * area[0]).sum() / (wanted * area[0]).sum())
+            text += f", {mean_gap:+.2f} from the training years' climatology"
         return text + "."
     first, last = (time.isoformat()[:10] for time in (result.times[0], result.times[-1]))
     return (

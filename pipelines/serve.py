@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +28,7 @@ from pipelines.schedules import EXAMPLE, Schedule, read
 from shared.errors import CasebookError
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.filters import FlowRunFilter
     from prefect.deployments.runner import RunnerDeployment
 
 DEPLOYMENT = "casebook"
@@ -171,41 +172,41 @@ def deployments(schedules: Sequence[Schedule]) -> list[RunnerDeployment]:
 
 
 async def _settle(deployment: Any) -> None:
-    """Ends, in a server that only we use, runs whose process died with an earlier `serve`, and frees their slot.
+    """Clears away what an earlier `serve` left in a server that only we use.
 
-    They would stay "running" for ever and make the server cancel every later run.
+    Runs whose process died with it would stay "running" for ever and, holding their flow's
+    slot, make the server cancel every later one. Runs that were missed under other settings
+    than today's would be made up for under those.
     """
     from prefect import get_client
-    from prefect.client.schemas.filters import (
-        DeploymentFilter,
-        DeploymentFilterId,
-        FlowRunFilter,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
-    from prefect.client.schemas.objects import StateType
-    from prefect.states import Crashed
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+    from prefect.states import Cancelled, Crashed
 
     async with get_client() as client:
-        left = await client.read_flow_runs(
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])),
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(
-                    type=FlowRunFilterStateType(any_=[StateType(name) for name in ACTIVE])
-                )
-            ),
-        )
-        for run in left:
-            log.warning("Run %s was left behind by an earlier serve", run.name)
-            state = Crashed(message="Left behind when an earlier `casebook serve` ended.")
+        settings = (await client.read_deployment(deployment)).parameters
+        ours = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+        for run in await client.read_flow_runs(deployment_filter=ours, flow_run_filter=_unfinished()):
+            if run.state_type in ACTIVE:
+                log.warning("Run %s was left behind by an earlier serve", run.name)
+                state = Crashed(message="Left behind when an earlier `casebook serve` ended.")
+            elif run.parameters != settings and run.expected_start_time < datetime.now(UTC):
+                state = Cancelled(message="Missed, and the settings have changed since.")
+            else:
+                continue
             await client.set_flow_run_state(run.id, state, force=True)
-        from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
-
         for limit in await client.read_global_concurrency_limits(limit=200, offset=0):
             if limit.name == f"deployment:{deployment}" and limit.active_slots:
-                await client.update_global_concurrency_limit(
-                    limit.name, GlobalConcurrencyLimitUpdate(active_slots=0)
-                )
+                free = GlobalConcurrencyLimitUpdate(active_slots=0)
+                await client.update_global_concurrency_limit(limit.name, free)
+
+
+def _unfinished() -> FlowRunFilter:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.objects import StateType
+
+    types = [StateType(name) for name in (*ACTIVE, "SCHEDULED")]
+    return FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)))
 
 
 @contextlib.contextmanager

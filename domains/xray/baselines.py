@@ -17,6 +17,7 @@ from domains.xray.model import prevalences
 from shared import progress
 from shared.contract import Fold, Predictions
 
+ACQUISITION = "logistic on acquisition alone"
 _GRID = 8
 
 
@@ -26,9 +27,9 @@ def baselines(prepared: Path, config: XrayConfig, fold: Fold) -> dict[str, Predi
     train, test = fold.splits["train"], fold.splits["test"]
     intensity, thumbnails = _of_pixels(films, np.concatenate([train, test]))
     inputs = {
-        "brightness (logistic regression)": intensity,
-        "8 x 8 thumbnail (logistic regression)": thumbnails,
-        "acquisition only (logistic regression)": _acquisition(films)[np.concatenate([train, test])],
+        "logistic on brightness": intensity,
+        "logistic on an 8x8 thumbnail": thumbnails,
+        ACQUISITION: _acquisition(films)[np.concatenate([train, test])],
     }
     said = {"prevalence": np.tile(prevalences(films.truth[train]), (len(test), 1))}
     for name, x in inputs.items():

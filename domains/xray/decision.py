@@ -30,7 +30,6 @@ class Decision:
         threshold: Calibrated probability from which a film is called; NaN where validation held no
             positive.
         sensitivity: What the operating point was to reach on validation.
-        reached: Sensitivity and specificity there, per label.
     """
 
     labels: tuple[str, ...]
@@ -38,28 +37,20 @@ class Decision:
     intercept: np.ndarray
     threshold: np.ndarray
     sensitivity: float
-    reached: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def chosen(cls, validation: Predictions, labels: Sequence[str], sensitivity: float) -> Decision:
         """Calibration and operating points from predictions on validation, ``[n, labels]``."""
-        slope, intercept, threshold, reached = [], [], [], []
+        slope, intercept, threshold = [], [], []
         for column in range(len(labels)):
             truth, said = validation.truth[:, column], validation.values[:, column]
             a, b = fit(said, truth)
-            point = calibration.operating_point(truth, scaled(said, a, b), sensitivity=sensitivity)
+            calibrated = scaled(said, a, b)
+            point = calibration.operating_point(truth, calibrated, sensitivity=sensitivity)
             slope.append(a)
             intercept.append(b)
-            threshold.append(np.nan if point is None else point.threshold)
-            reached.append((np.nan, np.nan) if point is None else (point.sensitivity, point.specificity))
-        return cls(
-            tuple(labels),
-            np.array(slope),
-            np.array(intercept),
-            np.array(threshold),
-            sensitivity,
-            tuple(reached),
-        )
+            threshold.append(np.nan if point is None else eased(calibrated, truth, point.threshold))
+        return cls(tuple(labels), np.array(slope), np.array(intercept), np.array(threshold), sensitivity)
 
     def probabilities(self, values: np.ndarray) -> np.ndarray:
         """Calibrated probabilities of outputs ``[n, labels]``, float32."""
@@ -88,6 +79,24 @@ class Decision:
             np.array([np.nan if t is None else t for t in values["threshold"]], "float64"),
             float(values["sensitivity"]),
         )
+
+
+def eased(probabilities: np.ndarray, truth: np.ndarray, threshold: float) -> float:
+    """``threshold`` lowered as far as validation's specificity allows, half-way to the next healthy film.
+
+    The highest threshold that finds 90% of the sick lies exactly on a sick film. Where the network
+    separates well that may be 99%, and new sick films at 98% would be missed for nothing.
+
+    >>> eased(np.array([0.1, 0.2, 0.8, 0.9, 0.95]), np.array([0, 0, 1, 1, 1]), 0.95)  # half-way in log-odds
+    0.5
+    """
+    healthy = probabilities[(truth == 0) & (probabilities < threshold)]
+    if len(healthy) == 0:
+        return threshold
+    below = float(healthy.max())
+    above = float(probabilities[~np.isnan(truth) & (probabilities > below)].min())
+    middle = float(_log_odds(np.array([below, above])).mean())
+    return round(1.0 / (1.0 + float(np.exp(-middle))), 6)
 
 
 def scaled(values: np.ndarray, slope: Any, intercept: Any) -> np.ndarray:

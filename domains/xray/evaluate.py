@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from domains.xray import figures
+from domains.xray.baselines import ACQUISITION
 from domains.xray.config import XrayConfig
 from domains.xray.decision import Decision
 from shared.contract import Evaluation, FoldResult, Metric, Predictions, Score, Table
@@ -126,7 +127,7 @@ def _flags(result: FoldResult, test: Predictions, decision: Decision) -> Iterato
             yield f"{name}: every film is called; at this sensitivity the model saves no reading."
         elif not calls[:, column].any():
             yield f"{name}: no film is called."
-        acquisition = next((b for n, b in result.baselines.items() if n.startswith("acquisition")), None)
+        acquisition = result.baselines.get(ACQUISITION)
         if acquisition is not None:
             area = metrics.Ranked(metrics.auroc.curve, label=column)(acquisition)
             if area > 0.65:

@@ -48,7 +48,7 @@ def roc(test: Predictions, baselines: Mapping[str, Predictions], labels: Sequenc
                 color=MODEL if mine else RIVAL,
                 lw=2 if mine else 1,
                 ls="-" if mine else styles.get(who, ":"),
-                label=f"{who.split(' (')[0]} {roc_auc_score(truth, values):.2f}",
+                label=f"{who} {roc_auc_score(truth, values):.2f}",
             )
         axis.set(title=name, xlabel="1 - specificity", aspect="equal")
         axis.legend(fontsize=7, frameon=False, loc="lower right")

@@ -120,7 +120,11 @@ def test_a_cut_off_file_is_set_aside(make_dicom, ramp):
 def _chest(name, tmp_path, **header):
     """One of pydicom's own compressed files, made to say that it is a chest film."""
     dataset = pydicom.dcmread(get_testdata_file(name, download=False))
-    dataset.Modality, dataset.BodyPartExamined, dataset.PhotometricInterpretation = "DX", "CHEST", "MONOCHROME2"
+    dataset.Modality, dataset.BodyPartExamined, dataset.PhotometricInterpretation = (
+        "DX",
+        "CHEST",
+        "MONOCHROME2",
+    )
     for keyword, value in header.items():
         setattr(dataset, keyword, value)
     path = tmp_path / "film.dcm"

@@ -70,13 +70,20 @@ def test_a_16_bit_colour_png_is_refused_rather_than_flattened(tmp_path):
 
     rows = b"".join(b"\0" + b"\x01\x02" * 3 * 64 for _ in range(64))
     header = struct.pack(">IIBBBBB", 64, 64, 16, 2, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    png = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
     (tmp_path / "deep.png").write_bytes(png)
     with pytest.raises(film.Unreadable, match="lose its depth"):
         picture.read(tmp_path / "deep.png")
 
 
-@pytest.mark.parametrize(("shape", "where"), [((64, 100), (slice(0, 11), slice(None))), ((100, 64), (slice(None), slice(0, 11)))])
+@pytest.mark.parametrize(
+    ("shape", "where"), [((64, 100), (slice(0, 11), slice(None))), ((100, 64), (slice(None), slice(0, 11)))]
+)
 def test_padding_keeps_proportions_and_adds_air(shape, where):
     prepared = film.prepare(np.ones(shape, "float32"), FilmSection(size=64))
     assert prepared.shape == (64, 64)

@@ -46,7 +46,9 @@ def test_lite0_recognises_photographs(lite0):
     for picture, expected in zip(load_sample_images().images, (698, 985), strict=True):
         height, width = picture.shape[:2]
         left = (width - height) // 2
-        square = Image.fromarray(picture[:, left : left + height]).resize((224, 224), Image.Resampling.BICUBIC)
+        square = Image.fromarray(picture[:, left : left + height]).resize(
+            (224, 224), Image.Resampling.BICUBIC
+        )
         x = (np.asarray(square, "float32")[None] - 127) / 128
         features = np.asarray(network(x, training=False)).mean(axis=(1, 2))
         assert int(np.argmax(features @ top["_fc.weight"].T + top["_fc.bias"])) == expected

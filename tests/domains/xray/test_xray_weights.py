@@ -52,4 +52,7 @@ def test_kernels_change_their_axes():
     kernel = np.arange(2 * 3 * 5 * 7).reshape(2, 3, 5, 7)
     assert weights.keras_layout("_conv_stem.weight", kernel)[4, 6, 2, 1] == kernel[1, 2, 4, 6]
     depthwise = np.arange(4 * 3 * 3).reshape(4, 1, 3, 3)
-    assert weights.keras_layout("_blocks.0._depthwise_conv.weight", depthwise)[2, 1, 3, 0] == depthwise[3, 0, 2, 1]
+    assert (
+        weights.keras_layout("_blocks.0._depthwise_conv.weight", depthwise)[2, 1, 3, 0]
+        == depthwise[3, 0, 2, 1]
+    )

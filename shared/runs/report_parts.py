@@ -145,8 +145,9 @@ def training(history: Sequence[Mapping[str, Any]], trained: Mapping[str, Any]) -
         }
         for member in trained.get("reports") or ()
     ]
-    advice = list(dict.fromkeys(m["advice"] for m in trained.get("reports") or () if m.get("advice")))
-    return {"curves": drawn, "members": members[:ROWS_SHOWN], "advice": advice}
+    # One line, of the model that waited longest: the others say the same in other numbers.
+    worst = max(trained.get("reports") or [{}], key=lambda member: member.get("input_bound_share") or 0.0)
+    return {"curves": drawn, "members": members[:ROWS_SHOWN], "advice": worst.get("advice")}
 
 
 def comparison(metrics: Mapping[str, Any]) -> View | None:

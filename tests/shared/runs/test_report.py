@@ -132,7 +132,7 @@ def test_everything_is_on_the_page(run):
         "Promoted", "is better than ridge", "Chest films", "1,234 examples, 30 set aside", "30 × truncated",
         "And 10 more", "AUROC", "0.500", "MCC", "0.310", "0.200 to 0.400", "12,345", "class 1 is never predicted",
         "temperature", "point.threshold", "Not for diagnosis.", "groups are not divided", "Batch 32: 64 does not fit.",
-        "out of memory", "256.0 MiB", "900", "± 3%", "61.500 device-seconds", "0.01 at 0.5 an hour",
+        "out of memory", "256.0 MiB", "900", "± 3%", "61.5 device-seconds", "0.01 at 0.5 an hour",
         "xray v1 (champion)", "c0de",
         "train", "[gate]", "A dotted line ends a phase", "200 / 40 / 60", "Fold by fold",
     ):  # fmt: skip
@@ -211,6 +211,19 @@ def test_a_damaged_file_never_stops_the_page(run, name):
     for content in DAMAGED:
         (run / name).write_text(content)
         assert "Limits" in Reader(page_of(run)).text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_advice_is_of_the_model_that_waited_longest(run):
+    reports = [
+        {"fold": "a", "seed": 0, "input_bound_share": share, "advice": f"{share:.0%} is waiting."}
+        for share in (0.2, 0.6, 0.4)
+    ]
+    files.write_json(run / "steps" / "train.json", {"reports": reports})
+    text = Reader(page_of(run)).text
+    assert "60% is waiting." in text
+    assert "40% is waiting." not in text
+    assert "Every model" in text
 
 
 def test_a_damaged_history_is_said(run):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -50,7 +51,7 @@ def assign(variables: Iterable[Any], arrays: Mapping[str, np.ndarray], what: str
     """Sets the variables to ``arrays``, on every replica.
 
     Found by path. Where the paths differ, because Keras counted its automatic names on, the
-    order decides, if shapes and the variables' own names agree.
+    order decides, if shapes and the names without their counts agree.
 
     Args:
         what: Where the arrays come from, for the error.
@@ -64,7 +65,7 @@ def assign(variables: Iterable[Any], arrays: Mapping[str, np.ndarray], what: str
     else:
         theirs = list(arrays.items())
         for (path, variable), (other, array) in zip(targets.items(), theirs, strict=False):
-            if _leaf(path) != _leaf(other) or tuple(variable.shape) != array.shape:
+            if _uncounted(path) != _uncounted(other) or tuple(variable.shape) != array.shape:
                 raise _another_model(what, f"{path} {tuple(variable.shape)}", f"{other} {array.shape}")
         if len(theirs) != len(targets):
             raise _another_model(what, f"{len(targets)} variables", f"{len(theirs)}")
@@ -79,8 +80,9 @@ def assign(variables: Iterable[Any], arrays: Mapping[str, np.ndarray], what: str
         variable.assign(array)
 
 
-def _leaf(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
+def _uncounted(path: str) -> str:
+    """``sequential_3/dense_6/kernel`` as ``sequential/dense/kernel``."""
+    return re.sub(r"_\d+(?=[/_]|$)", "", path)
 
 
 def _another_model(what: str, expected: str, received: str) -> CasebookError:

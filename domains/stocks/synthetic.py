@@ -42,6 +42,8 @@ HAZARD = 0.1
 """Chance of a shock in a session; of each kind of decoy likewise."""
 JUMP = DRIFT * (1 - HAZARD) / HAZARD
 """A shock's jump: the mean of all drift until the next one."""
+QUIET, HEAVY = 0.2, 2.0
+"""Standard deviation of log volume, and what a shock (or a decoy) adds to it."""
 FIRST, LAST = "1990-01-02", "2024-12-31"
 
 _README = """\
@@ -83,13 +85,15 @@ def _bars(rng: np.random.Generator, count: int, strength: float) -> dict[str, np
     opens = before_close * np.exp(0.3 * returns + 0.003 * rng.standard_normal(count))
     wick = np.abs(0.004 * rng.standard_normal((2, count)))
     heavy = shock | (volume_only & ~jump_only)
-    volume = 1e6 * np.exp(0.2 * rng.standard_normal(count) + 1.2 * heavy)
+    volume = 1e6 * np.exp(QUIET * rng.standard_normal(count) + HEAVY * heavy)
     return {
         "open": opens,
         "high": np.maximum(opens, close) * np.exp(wick[0]),
         "low": np.minimum(opens, close) * np.exp(-wick[1]),
         "close": close,
         "volume": volume,
+        # Known at the close: the direction of the drift from the next session on.
+        "direction": np.where(last >= 0, -sign[0][last], 0.0),
     }
 
 

@@ -49,12 +49,12 @@ def opened(domain: str, config: Mapping[str, Any] | None = None, run: str | None
         this.set_state("running")
         try:
             yield this
-        except KeyboardInterrupt:
-            this.set_state("interrupted")
-            raise
-        except BaseException as error:
+        except Exception as error:
             this.note(error=error.message if isinstance(error, CasebookError) else repr(error))
             this.set_state("failed")
+            raise
+        except BaseException:  # Ctrl-C, a scheduler's SIGTERM
+            this.set_state("interrupted")
             raise
         else:
             this.set_state("done")

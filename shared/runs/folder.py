@@ -121,7 +121,8 @@ class Run:
             files.write_json(self.path / "steps" / f"{name}.json", result)
         except BaseException as error:
             reason = error.message if isinstance(error, CasebookError) else f"{type(error).__name__}: {error}"
-            self._mark(name, state="failed", seconds=round(time.time() - started, 3), reason=reason)
+            state = "failed" if isinstance(error, Exception) else "interrupted"
+            self._mark(name, state=state, seconds=round(time.time() - started, 3), reason=reason)
             raise
         self._mark(name, state="done", seconds=round(time.time() - started, 3))
         return dict(result)

@@ -23,6 +23,8 @@ from shared import files
 
 LABELS = ("opacity", "nodules")
 MARK = "SYNTHETIC.txt"
+SAMPLE = {"films": 48, "size": 88, "seed": 6}
+"""What ``data/samples/xray`` was written with; seed 6 fills all three splits."""
 COMMENT = "Casebook synthetic film: drawn by a program, shows no person"
 
 
@@ -61,7 +63,7 @@ def write(out: Path, *, films: int, size: int, seed: int, strength: float = 1.0)
         else:
             name += ".png"
             _write_png(out / name, drawn, bits=16 if number % 5 == 2 else 8)
-        rows.append([name, f"SYN-{patient:04d}", *_told(generator, truth)])
+        rows.append([name, _patient(seed, patient), *_told(generator, truth)])
     with (
         files.atomic(out / "labels.csv") as temporary,
         temporary.open("w", newline="", encoding="utf-8") as file,
@@ -73,6 +75,11 @@ def write(out: Path, *, films: int, size: int, seed: int, strength: float = 1.0)
         out / MARK,
         f"{COMMENT}.\n{films} films of {patient} patients, {size} x {size}, seed {seed}, strength {strength:g}.\n",
     )
+
+
+def _patient(seed: int, number: int) -> str:
+    """Another seed draws other patients, also by name: they fall into other splits."""
+    return f"SYN{seed}-{number:04d}"
 
 
 def _told(generator: np.random.Generator, truth: np.ndarray) -> list[str]:
@@ -263,7 +270,7 @@ def _write_dicom(path: Path, drawn: Drawn, patient: int, number: int, seed: int)
     dataset.SOPClassUID = meta.MediaStorageSOPClassUID
     dataset.SOPInstanceUID = meta.MediaStorageSOPInstanceUID
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = uid("study", number), uid("series", number)
-    dataset.PatientID, dataset.PatientName = f"SYN-{patient:04d}", "SYNTHETIC^FILM"
+    dataset.PatientID, dataset.PatientName = _patient(seed, patient), "SYNTHETIC^FILM"
     dataset.PatientBirthDate = ""
     dataset.Modality, dataset.BodyPartExamined, dataset.ViewPosition = "DX", "CHEST", "PA"
     dataset.SeriesDescription = "Casebook synthetic film"

@@ -50,6 +50,7 @@ instead of both (REFUSED, errno, 0)."""
 BEGUN, ENDED, REFUSED = range(3)
 
 _PR_SET_PDEATHSIG = 1
+_M_ARENA_MAX = -8
 
 
 def serve(control_fd: int, preload: Sequence[str]) -> None:
@@ -262,6 +263,9 @@ def limit_memory(extra: int) -> None:
             current = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
         return
+    with contextlib.suppress(AttributeError, OSError):
+        # glibc reserves 64 MiB of address space for each of up to 8 arenas a core, used or not.
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, max(2, os.cpu_count() or 1))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = current + extra
     if hard != resource.RLIM_INFINITY:

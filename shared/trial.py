@@ -42,7 +42,7 @@ MOST_STEPS_PER_CALL = 64
 
 _BLOCKS = 7
 _TIMED_SECONDS = 0.8
-_INPUT_SECONDS = 0.5
+_INPUT_SECONDS = 0.3
 
 
 @dataclass(frozen=True)

@@ -289,8 +289,9 @@ def _delivered(child: Child, answer: Mapping[str, Any]) -> Outcome:
     if error is not None:
         error.__cause__ = ChildTraceback(answer["traceback"])
     if answer["out_of_memory"]:
-        last_line = answer["traceback"].strip().splitlines()[-1][:300]
-        message = f"It ran out of memory: {last_line}"
+        lines = answer["traceback"].strip().splitlines()
+        telling = next((line for line in lines if "OOM" in line or "allocate" in line), lines[-1])
+        message = f"It ran out of memory: {telling.strip()[:300]}"
         return Outcome(Verdict.OUT_OF_MEMORY, None, error, message, seconds, peak)
     if isinstance(error, CasebookError):
         message = error.message
@@ -320,7 +321,8 @@ def _why(exit: Exit | None, printed: str, limited: bool, host_kills: int) -> tup
         for text in ("bad_alloc", "out of memory", "cannot allocate memory", "resource_exhausted")
     )
     # Under a limit, starting a thread may be what fails first.
-    short = short or (limited and "resource temporarily unavailable" in words)
+    threads = ("resource temporarily unavailable", "pthread_create() failed")
+    short = short or (limited and any(text in words for text in threads))
     if exit.code >= 0:
         if short:
             return Verdict.OUT_OF_MEMORY, "It ran out of memory."

@@ -177,6 +177,7 @@ def test_a_small_process_killed_from_outside_is_not_out_of_memory():
         (worker.Exit(-6, None), "terminate called: std::bad_alloc", True, 0, Verdict.OUT_OF_MEMORY),
         (worker.Exit(-6, None), "pthread_create: Resource temporarily unavailable", True, 0, "out of memory"),
         (worker.Exit(-6, None), "pthread_create: Resource temporarily unavailable", False, 0, "killed"),
+        (worker.Exit(-6, None), "Thread x creation via pthread_create() failed.", True, 0, "out of memory"),
         (worker.Exit(-11, None), "", False, 0, Verdict.KILLED),
         (worker.Exit(1, None), "ImportError", False, 0, Verdict.BUG),
         (None, "", False, 0, Verdict.KILLED),

@@ -124,6 +124,7 @@ class Run:
             state = "failed" if isinstance(error, Exception) else "interrupted"
             self._mark(name, state=state, seconds=round(time.time() - started, 3), reason=reason)
             raise
+        self.manifest["steps"][name].pop("reason", None)  # of an earlier try
         self._mark(name, state="done", seconds=round(time.time() - started, 3))
         return dict(result)
 
@@ -136,6 +137,8 @@ class Run:
         """``running``, ``done``, ``failed`` or ``interrupted``; an end gets its time."""
         self.manifest["state"] = state
         self.manifest["ended"] = None if state == "running" else _iso(time.time())
+        if state == "running":
+            self.manifest.pop("error", None)  # of an earlier try
         self._save()
 
     def _mark(self, step: str, **values: Any) -> None:

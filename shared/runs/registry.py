@@ -9,7 +9,9 @@ the registry is a local SQLite file, and is uploaded when a server is named by
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,8 +73,12 @@ def track(
         if found:
             return str(found[0].info.run_id)
         tracked = client.create_run(experiment, run_name=run, tags={**tags, "casebook_run": run}).info.run_id
-        points = [entities.Metric(name, value, 0, 0) for name, value in metrics.items() if value == value]
-        points += [entities.Metric(name, value, 0, step) for name, step, value in epochs if value == value]
+        measured = [(name, 0, value) for name, value in metrics.items()] + list(epochs)
+        points = [
+            entities.Metric(_allowed(name), value, 0, step)
+            for name, step, value in measured
+            if math.isfinite(value)
+        ]
         parameters = [entities.Param(key, str(value)[:500]) for key, value in settings.items()]
         for start in range(0, len(points), 1000):
             client.log_batch(tracked, metrics=points[start : start + 1000])
@@ -286,6 +292,15 @@ def _client(uri: str) -> MlflowClient:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return MlflowClient(uri)
+
+
+def _allowed(metric: str) -> str:
+    """A metric's name in the characters that MLflow takes.
+
+    >>> _allowed("RMSE (K), 95%")
+    'RMSE K 95'
+    """
+    return re.sub(r"[^\w\-. :/]", "", metric)
 
 
 def _name(domain: str) -> str:

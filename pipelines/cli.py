@@ -1,7 +1,7 @@
 """The ``casebook`` command. Every subcommand is loaded when it is called, never for ``--help``.
 
 Exit codes: 0 done (a model that the gate holds included, unless ``--fail-on-hold``: 3),
-1 failed, 2 wrong input, 130 interrupted.
+1 failed, 2 wrong input, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group
 
-FAILED, WRONG_INPUT, HELD, INTERRUPTED = 1, 2, 3, 130
+FAILED, WRONG_INPUT, HELD, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 
 WITH_DOMAIN = ("run", "predict", "plan", "config")
 """Commands whose ``--help``, given a domain, lists that domain's settings."""
@@ -53,10 +53,15 @@ for _name, _where, _group, _help in _COMMANDS:
     app.command(_where, name=_name, group=_group, help=_help)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, treated like Ctrl-C: a run is left so that it can be taken up again."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``casebook`` script: runs a command and exits with its code."""
     # A process started with `&` from a script inherits SIGINT as ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -73,9 +78,10 @@ def run(arguments: Sequence[str]) -> int:
         result = app(words, exit_on_error=False, print_error=True)
     except CycloptsError:
         return WRONG_INPUT
-    except KeyboardInterrupt:
-        _say("Interrupted. `casebook resume last` goes on with a run where it stopped.")
-        return INTERRUPTED
+    except KeyboardInterrupt as signalled:
+        again = " `casebook resume last` goes on where it stopped." if words[0] in ("run", "resume") else ""
+        print(f"\nInterrupted.{again}", file=sys.stderr)
+        return TERMINATED if isinstance(signalled, Terminated) else INTERRUPTED
     except BrokenPipeError:
         # The reader of our output left (`casebook status | head`); it has what it wanted.
         sys.stdout = None  # type: ignore[assignment]
@@ -102,8 +108,8 @@ def _failed(error: Exception, *, debug: bool, as_json: bool) -> int:
     return int(getattr(error, "exit_code", FAILED))
 
 
-def _say(text: str) -> None:
-    print(f"\n{text}", file=sys.stderr)
+def _terminate(*_: object) -> None:
+    raise Terminated
 
 
 if __name__ == "__main__":

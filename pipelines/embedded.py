@@ -1,15 +1,19 @@
 """A Prefect server of our own, in a process that lives as long as ours and comes back if it dies.
 
-``prefect``'s ephemeral server will not do for schedules: it has no scheduler, and every
-flow run's process would start another one. Run as a module, this file is that process.
+Prefect can start one itself, but that one has no scheduler, dies of the terminal's Ctrl-C
+before the run could tell it how it ended (and then Prefect asks it for more than a minute),
+outlives a killed run, and starts only when the flow does. Run as a module, this file is the
+process of the server.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,22 +26,24 @@ START_SECONDS = 180.0
 
 
 class Server:
-    """Prefect's API and interface on this machine only, restarted on the same port when it dies.
+    """Prefect's API on this machine only, restarted on the same port when it dies.
 
     Args:
         log: File that the server's output goes to.
-        port: Port on 127.0.0.1; default 4200, or a free one where that is taken.
+        port: Port on 127.0.0.1; default a free one.
+        schedules: Whether it also schedules runs and has Prefect's interface; else it only records.
 
     Raises:
         InputError: The port asked for is taken.
-        CasebookError: On entering: the server did not answer in time; has the end of its log.
     """
 
-    def __init__(self, log: Path, port: int | None = None) -> None:
+    def __init__(self, log: Path, port: int | None = None, *, schedules: bool = False) -> None:
         if port is not None and not _is_free(port):
             raise InputError(f"Port {port} is taken.", "Give another --port, or none to take a free one.")
-        self.port = port or (PREFERRED_PORT if _is_free(PREFERRED_PORT) else _any_free())
+        preferred = PREFERRED_PORT if schedules and _is_free(PREFERRED_PORT) else None
+        self.port = port or preferred or any_free_port()
         self.log = log
+        self.schedules = schedules
         self.restarts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
@@ -48,25 +54,59 @@ class Server:
         """The API's address, as PREFECT_API_URL takes it."""
         return f"http://127.0.0.1:{self.port}/api"
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
-
     def __enter__(self) -> Server:
-        self._process = self._spawn()
+        self.start()
         try:
-            self._wait()
+            self.wait()
         except BaseException:
-            self._end()
+            self.stop()
             raise
-        self._keeper.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the process and returns at once."""
+        self._process = self._spawn()
+        self._keeper.start()
+
+    def wait(self) -> None:
+        """Returns when the server answers.
+
+        Raises:
+            CasebookError: It did not within :data:`START_SECONDS`, or ended again and again.
+        """
+        import httpx
+
+        deadline = time.monotonic() + START_SECONDS
+        with httpx.Client(trust_env=False, timeout=5) as client:
+            while time.monotonic() < deadline and self.restarts < 2:
+                try:
+                    if client.get(f"{self.url}/health").status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass
+                time.sleep(0.1)
+        tail = self.log.read_text(encoding="utf-8", errors="replace")[-800:].strip()
+        raise CasebookError(
+            f"The Prefect server did not start on port {self.port}. The end of its log: {tail or 'nothing'}",
+            f"See {self.log}; or name a server of yours by PREFECT_API_URL.",
+        )
+
+    def stop(self) -> None:
         self._stopping.set()
         if self._keeper.is_alive():
             self._keeper.join(timeout=10)
-        self._end()
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -75,9 +115,12 @@ class Server:
             "PREFECT__SERVER_FINAL": "1",
             # Kept in files: leases in memory would leave a dead run's slot taken after a restart.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-            "PREFECT_UI_API_URL": self.url,
         }
         environment.pop("PREFECT_API_URL", None)
+        if self.schedules:
+            environment["PREFECT_UI_API_URL"] = self.url
+        else:
+            environment |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"}
         with self.log.open("ab") as sink:
             return subprocess.Popen(
                 [sys.executable, "-m", "pipelines.embedded", str(self.port), str(os.getpid())],
@@ -85,51 +128,43 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                start_new_session=True,  # a terminal's Ctrl-C ends the runs first, then us, then this
+                start_new_session=True,  # a terminal's Ctrl-C ends the runs, then us, and this last
             )
-
-    def _wait(self) -> None:
-        import httpx
-
-        assert self._process is not None
-        deadline = time.monotonic() + START_SECONDS
-        with httpx.Client(trust_env=False, timeout=5) as client:
-            while time.monotonic() < deadline:
-                if self._process.poll() is not None:
-                    break
-                try:
-                    if client.get(f"{self.url}/health").status_code == 200:
-                        return
-                except httpx.HTTPError:
-                    pass
-                time.sleep(0.2)
-        tail = self.log.read_text(encoding="utf-8", errors="replace")[-800:].strip()
-        raise CasebookError(
-            f"The Prefect server did not start on port {self.port}. The end of its log: {tail or 'nothing'}",
-            f"See {self.log}; or name a server of yours by PREFECT_API_URL.",
-        )
 
     def _keep(self) -> None:
         while not self._stopping.wait(1.0):
             if self._process is not None and self._process.poll() is not None:
                 self.restarts += 1
-                print(
-                    f"The Prefect server ended ({self._process.returncode}); it is started again.",
-                    file=sys.stderr,
-                )
                 self._process = self._spawn()
                 self._stopping.wait(min(2.0**self.restarts, 60.0))
 
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=8)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+
+def for_this_process() -> Server | None:
+    """Starts a server for the flow that this process is about to run, unless Prefect knows one; imports Prefect.
+
+    It ends with this process. Call its :meth:`Server.wait` before the flow.
+    """
+    from prefect import context
+    from prefect.settings import PREFECT_API_URL
+
+    if PREFECT_API_URL.value():
+        return None
+    handle, log = tempfile.mkstemp(prefix="casebook-prefect-", suffix=".log")
+    os.close(handle)
+    server = Server(Path(log))
+    server.start()
+
+    def end() -> None:
+        server.stop()
+        server.log.unlink(missing_ok=True)
+
+    # At exit, not at the end of the flow: Prefect's own exit handlers, which come later and
+    # therefore run earlier, still send the last log lines.
+    atexit.register(end)
+    os.environ["PREFECT_API_URL"] = server.url
+    # Read again, so that Prefect's threads see it too.
+    context.GLOBAL_SETTINGS_CONTEXT = context.root_settings_context()
+    return server
 
 
 def _is_free(port: int) -> bool:
@@ -142,7 +177,7 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _any_free() -> int:
+def any_free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -247,7 +247,7 @@ def _server(port: int | None) -> Iterator[bool]:
     from pipelines.embedded import Server
 
     print("Starting a Prefect server of our own.", file=sys.stderr)
-    server = Server(runs_root() / ".serve" / "server.log", port)
+    server = Server(runs_root() / ".serve" / "server.log", port, schedules=True)
     # Prefect read its settings when the schedules were checked; every run gets these from the runner.
     with server, temporary_settings({PREFECT_API_URL: server.url}):
         yield True

@@ -31,13 +31,14 @@ def of_run(folder: Path) -> dict[str, Any]:
     gate = read(folder, "gate.json") or {}
     plan = read(folder, "plan.json") or {}
     evaluation = metrics.get("evaluation") or {}
+    comparison = metrics.get("comparison") or {}
     report = folder / "report.html"
     return {
         "run": manifest["run"],
         "domain": manifest["domain"],
         "title": manifest.get("title", ""),
         "state": manifest["state"],
-        "error": manifest.get("error"),
+        "error": None if manifest["state"] == "done" else manifest.get("error"),
         "synthetic": bool(card.get("synthetic", manifest.get("synthetic"))),
         "data": {
             "title": card.get("title", manifest.get("source", "")),
@@ -57,7 +58,8 @@ def of_run(folder: Path) -> dict[str, Any]:
             "measured": plan.get("measured"),
         },
         "score": metrics.get("score"),
-        "comparison": (metrics.get("comparison") or {}).get("rows", []),
+        "comparison": comparison.get("rows", []),
+        "confidence": comparison.get("confidence", 0.95),
         "folds": len(metrics.get("per_fold", ())),
         "flags": list(evaluation.get("flags", ())),
         "verdict": gate.get("verdict"),
@@ -178,29 +180,26 @@ def _comparison(console: Console, summary: Mapping[str, Any]) -> None:
         return
     unit = f" ({score['unit']})" if score.get("unit") else ""
     better = "higher is better" if score["higher_is_better"] else "lower is better"
+    sized = [abs(row["value"]) for row in rows if row["value"] is not None]
+    decimals = 3 if not sized or max(sized) >= 0.1 else 5  # one for all, so that they compare at a glance
     shown = []
     for row in rows:
-        difference = _interval(row, "difference", "difference_low", "difference_high", signed=True)
-        shown.append((row["name"], _interval(row, "value", "low", "high"), difference))
+        difference = _interval(row, ("difference", "difference_low", "difference_high"), decimals, sign="+")
+        shown.append((row["name"], _interval(row, ("value", "low", "high"), decimals), difference))
     console.print()
-    console.print(
-        table(
-            ("", f"{score['name']}{unit}", "model better by"),
-            shown,
-            title=f"On test examples that no model has seen ({better}; 95% intervals)",
-        )
-    )
+    heading = f"On test examples that no model has seen ({better}; {summary['confidence']:.0%} intervals)"
+    console.print(Text(heading, style="bold"))
+    console.print(table(("", f"{score['name']}{unit}", "model better by"), shown))
     console.print()
 
 
-def _interval(row: Mapping[str, Any], value: str, low: str, high: str, *, signed: bool = False) -> str:
-    if row.get(value) is None:
-        return "" if signed else "n/a"
-    sign = "+" if signed and row[value] > 0 else ""
-    text = f"{sign}{number(float(row[value]))}"
-    if row.get(low) is None or row.get(high) is None:
-        return text
-    return f"{text} [{number(float(row[low]))}, {number(float(row[high]))}]"
+def _interval(row: Mapping[str, Any], keys: tuple[str, str, str], decimals: int, sign: str = "") -> str:
+    """``0.970 [0.950, 0.980]``; without the brackets where there is no interval."""
+    value, low, high = (row.get(key) for key in keys)
+    if value is None:
+        return "" if sign else "n/a"
+    text = f"{value:{sign}.{decimals}f}"
+    return text if low is None or high is None else f"{text} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
 def _verdict(console: Console, summary: Mapping[str, Any]) -> None:
@@ -218,7 +217,7 @@ def _verdict(console: Console, summary: Mapping[str, Any]) -> None:
 def _cost(cost: Mapping[str, Any]) -> str:
     if not cost:
         return ""
-    parts = [f"{number(float(cost.get('device_seconds', 0)))} device-seconds"]
+    parts = [f"{cost.get('device_seconds', 0):,.0f} device-seconds"]
     if cost.get("seconds"):
         parts.append(f"{duration(float(cost['seconds']))} in all")
     if cost.get("money") is not None:

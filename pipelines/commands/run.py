@@ -84,6 +84,11 @@ def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen
     from shared.runs.folder import Run
 
     stopped = Run.open(run)
+    if stopped.manifest["state"] == "done":
+        from pipelines.terminal import messages
+
+        messages().print(f"Run {stopped.id} is done; there is nothing to go on with.", markup=False)
+        return _show(stopped.path, fail_on_hold=fail_on_hold, screen=screen)
     return _train(stopped.domain.name, {}, str(stopped.path), fail_on_hold=fail_on_hold, screen=screen)
 
 
@@ -178,9 +183,6 @@ def _train(
     domain: str, config: dict[str, Any], run: str | None, *, fail_on_hold: bool, screen: Screen
 ) -> int:
     """Runs the train flow, shows the summary of the run's folder, returns the exit code."""
-    from pipelines.summary import of_run, show
-    from pipelines.terminal import output
-
     started = time.time()
     try:
         folder = Path(_in_flow(domain, "train", screen, config=config, run=run)["path"])
@@ -188,6 +190,13 @@ def _train(
         raise
     except Exception as error:
         folder = _finished_all_the_same(domain, run, started, error)
+    return _show(folder, fail_on_hold=fail_on_hold, screen=screen)
+
+
+def _show(folder: Path, *, fail_on_hold: bool, screen: Screen) -> int:
+    from pipelines.summary import of_run, show
+    from pipelines.terminal import output
+
     summary = of_run(folder)
     if screen.json:
         print(jsonlib.dumps(summary, indent=2))
@@ -210,9 +219,14 @@ def _in_flow(
     console = messages()
     with showing(console):
         console.print("Starting the flow (Prefect).", style="dim")
-        from pipelines import flows
+        from pipelines import embedded
+
+        server = embedded.for_this_process()
+        from pipelines import flows  # takes seconds, in which the server starts
 
         found = flows.of(domain)
+        if server is not None:
+            server.wait()
         return (found.run_train if which == "train" else found.run_predict)(**arguments)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from pipelines import cli, flows
+from pipelines import cli, embedded, flows
 from shared import contract, worker
 from shared.config import DomainConfig, Section
 from shared.errors import CasebookError, InputError
@@ -63,6 +63,7 @@ Calls = list[tuple[str, dict[str, Any]]]
 def flow(toy: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Calls]:
     """Replaces the flows by functions that note what they were called with, without Prefect."""
     monkeypatch.setattr(worker, "warm_up", lambda: None)
+    monkeypatch.setattr(embedded, "for_this_process", lambda: None)
 
     def replaced(train: Any = None, predict: Any = None) -> Calls:
         calls: Calls = []
@@ -299,16 +300,15 @@ print(time.process_time(), *({HEAVY!r} & set(sys.modules)), file=sys.stderr)
     assert min(costs) <= 0.45
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_cleanly(how: signal.Signals, status: int, tmp_path: Path) -> None:
     """Also when started in the background of a script, where SIGINT comes ignored."""
     code = """
 import signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-from pipelines import cli, flows, prefect_setup
+from pipelines import cli, embedded, flows
 from shared import worker
-import pipelines.commands.run as commands
-worker.warm_up = lambda: None
+worker.warm_up = embedded.for_this_process = lambda: None
 def of(domain):
     def train(**parameters):
         print("ready", flush=True)
@@ -326,8 +326,8 @@ cli.main(["run", "stocks"])
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Interrupted" in err
     assert "Traceback" not in err

@@ -143,10 +143,10 @@ def start(tmp_path: Path, home: Path) -> Iterator[Start]:
     started: list[Serving] = []
 
     def serving(schedules: str) -> Serving:
-        from pipelines.embedded import _any_free
+        from pipelines.embedded import any_free_port
 
         (tmp_path / "schedules.toml").write_text(schedules)
-        port = _any_free()
+        port = any_free_port()
         command = [sys.executable, "serve.py", "serve", "--config", "schedules.toml", "--poll-seconds", "1"]
         with (tmp_path / "out").open("ab") as out:
             process = subprocess.Popen(

@@ -126,7 +126,7 @@ def test_the_summary_says_what_where_against_what_verdict_cost_report_and_next(
         "PROMOTE",
         "better than the best baseline",
         "one class is never predicted",
-        "61.500 device-seconds, 2 min 05 s in all, 0.104 at 3 an hour",
+        "62 device-seconds, 2 min 05 s in all, 0.104 at 3 an hour",
         str(tmp_path / "report.html"),
         "casebook predict digits --source YOUR_DATA",
     ):

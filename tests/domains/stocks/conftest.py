@@ -25,19 +25,20 @@ def sessions(count: int, first: str = "2010-01-04") -> pd.DatetimeIndex:
 def bars(count: int, ticker: str | None = None, *, seed: int = 0, first: str = "2010-01-04") -> pd.DataFrame:
     """A random walk as a person's table has it: date, open, high, low, close, adj_close, volume."""
     rng = np.random.default_rng(seed)
-    close = 50 * np.exp(np.cumsum(0.01 * rng.standard_normal(count)))
-    opens = close * np.exp(0.003 * rng.standard_normal(count))
+    most = 200  # drawn whatever the count, so that a shorter table is the head of a longer one
+    close = 50 * np.exp(np.cumsum(0.01 * rng.standard_normal(most)))
+    opens = close * np.exp(0.003 * rng.standard_normal(most))
     table = pd.DataFrame(
         {
-            "date": sessions(count, first).strftime("%Y-%m-%d"),
+            "date": sessions(most, first).strftime("%Y-%m-%d"),
             "open": opens,
             "high": np.maximum(opens, close) * 1.004,
             "low": np.minimum(opens, close) * 0.996,
             "close": close,
             "adj_close": close,
-            "volume": rng.integers(1_000, 9_000, count).astype(float),
+            "volume": rng.integers(1_000, 9_000, most).astype(float),
         }
-    )
+    ).iloc[:count]
     if ticker is not None:
         table.insert(0, "ticker", ticker)
     return table

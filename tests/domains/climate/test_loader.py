@@ -144,11 +144,11 @@ def test_calendars_are_converted_when_asked(tmp_path: Path) -> None:
 
 
 def test_a_float32_mean_would_be_wrong_and_ours_is_not(tmp_path: Path) -> None:
-    # A float32 sum along time of many temperatures is off by kelvins (numpy#29772).
+    # A float32 sum along time of many temperatures drifts (by 18 K in numpy#29772).
     from domains.climate.baselines import mean_of
 
     values = np.full((800_000, 1, 2), 288.15, np.float32)
-    assert abs(float(np.add.reduce(values, axis=0, dtype=np.float32)[0, 0]) / len(values) - 288.15) > 0.5
+    assert abs(float(np.add.reduce(values, axis=0, dtype=np.float32)[0, 0]) / len(values) - 288.15) > 0.1
     assert mean_of(values) == pytest.approx(288.15, abs=1e-4)
 
 

@@ -60,8 +60,15 @@ def test_a_number_without_a_unit_is_refused(text: str) -> None:
         Frequency("year", 1).steps(text)
 
 
-@pytest.mark.parametrize(("step", "text"), [(Frequency("year", 1), "6 months"), (Frequency("month", 1), "10 days"),
-                                            (Frequency("hour", 24), "6 hours"), (Frequency("year", 10), "5 years")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (Frequency("year", 1), "6 months"),
+        (Frequency("month", 1), "10 days"),
+        (Frequency("hour", 24), "6 hours"),
+        (Frequency("year", 10), "5 years"),
+    ],
+)
 def test_a_duration_that_is_no_whole_number_of_steps_is_refused(step: Frequency, text: str) -> None:
     with pytest.raises(InputError, match="no whole number of steps"):
         step.steps(text)

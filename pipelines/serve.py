@@ -30,9 +30,10 @@ from shared.errors import CasebookError
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.deployments.runner import RunnerDeployment
+    from prefect.states import State
 
 DEPLOYMENT = "casebook"
-"""Every flow has one deployment of this name: ``prefect deployment run stocks-train/casebook``."""
+"""Every flow has one deployment of this name: ``prefect deployment run DOMAIN-train/casebook``."""
 
 RETRY_SECONDS = 15.0
 ACTIVE = ("PENDING", "RUNNING", "CANCELLING")
@@ -187,10 +188,12 @@ async def _settle(deployment: Any) -> None:
         settings = (await client.read_deployment(deployment)).parameters
         ours = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
         for run in await client.read_flow_runs(deployment_filter=ours, flow_run_filter=_unfinished()):
+            due = run.expected_start_time
+            state: State[Any]
             if run.state_type in ACTIVE:
                 log.warning("Run %s was left behind by an earlier serve", run.name)
                 state = Crashed(message="Left behind when an earlier `casebook serve` ended.")
-            elif run.parameters != settings and run.expected_start_time < datetime.now(UTC):
+            elif run.parameters != settings and due is not None and due < datetime.now(UTC):
                 state = Cancelled(message="Missed, and the settings have changed since.")
             else:
                 continue

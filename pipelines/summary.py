@@ -119,7 +119,9 @@ def show_prediction(result: Mapping[str, Any], console: Console) -> None:
 
 def show_plan(plan: ExecutionPlan, console: Console) -> None:
     """What was tried, what was chosen, and why."""
-    columns, rows = plan_table(plan)
+    from shared.plan import table as trials
+
+    columns, *rows = trials(plan)
     console.print()
     console.print(table(columns, rows, title=f"Tried on {plan.device_name or plan.device}"))
     console.print()
@@ -128,16 +130,6 @@ def show_plan(plan: ExecutionPlan, console: Console) -> None:
     console.print(Text(f"Chosen: {chosen}", style="bold"))
     for reason in plan.reasons:
         console.print(Text(f"  {reason}"))
-
-
-def plan_table(plan: ExecutionPlan) -> tuple[Sequence[str], list[Sequence[Any]]]:
-    """Columns and rows of the trials, as the report has them too."""
-    from shared.plan import table as trials
-
-    rows = trials(plan)
-    if rows and isinstance(rows[0], Mapping):
-        return list(rows[0]), [list(row.values()) for row in rows]
-    return rows[0], list(rows[1:])
 
 
 def _loud(console: Console, text: str) -> None:

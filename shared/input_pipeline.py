@@ -253,13 +253,14 @@ def input_bound_share(real_step: float, cached_step: float) -> float:
     return round(min(1.0, max(0.0, (real_step - cached_step) / real_step)), 4)
 
 
-def advice(share: float, *, in_memory: bool, augmented: bool) -> str:
+def advice(share: float, *, in_memory: bool, augmented: bool, epoch_seconds: float | None = None) -> str:
     """What a person can do about the time spent waiting for input; empty where it is little.
 
     Args:
         share: As :func:`input_bound_share` gives it.
         in_memory: The examples were cached, or gathered from memory.
         augmented: The source has a random part.
+        epoch_seconds: How long an epoch's training takes; of a short one little can be lost.
     """
     if share < MODERATE:
         return ""
@@ -269,10 +270,11 @@ def advice(share: float, *, in_memory: bool, augmented: bool) -> str:
         remedies.append("give the cache more memory (plan.cache_bytes), or smaller examples")
     if augmented:
         remedies.append("make the augmentation cheaper, or run it inside the model")
-    if in_memory and not augmented:
-        remedies.append("take a larger batch or more steps per call")
     remedies.append("give the input pipeline more CPU cores")
-    return f"{how_much} share of the time ({share:.0%}) is spent waiting for input: {'; '.join(remedies)}."
+    little = ""
+    if epoch_seconds is not None and epoch_seconds < 1:
+        little = f" An epoch takes {epoch_seconds:.2g} s, much of it the pipeline's start: little is lost."
+    return f"{how_much} share of the time ({share:.0%}) is spent waiting for input: {'; '.join(remedies)}.{little}"
 
 
 def _one(source: Source, position: Any) -> Any:

@@ -136,7 +136,7 @@ class Chain:
         last = results[-1]
         phases = []
         for name, result in zip(dict.fromkeys(row["phase"] for row in self.history), results, strict=True):
-            shown = {key: value for key, value in asdict(result).items() if key not in ("history", "notes")}
+            shown = {key: value for key, value in asdict(result).items() if key != "history"}
             phases.append({"name": name, "epochs": result.epochs, **shown})
         return {
             "fold": self.fold.name,

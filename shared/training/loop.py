@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -62,7 +62,6 @@ class PhaseResult:
     samples_per_second: float
     input_bound_share: float
     advice: str = ""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def epochs(self) -> int:
@@ -319,10 +318,17 @@ class _PhaseRun:
         self.checkpoints.save(Checkpoint(groups, meta))
 
     def resume(self) -> None:
-        found = self.checkpoints.newest() if self.checkpoints else None
+        if self.checkpoints is None:
+            return
+        found = self.checkpoints.newest()
         if found is None:
             return
         meta = found.meta
+        if meta["seed"] != self.seed:
+            raise TrainingError(
+                f"The checkpoints in {self.checkpoints.folder} are of seed {meta['seed']}, received {self.seed}.",
+                "Give every training a folder of its own.",
+            )
         checkpoint.assign(self.model.variables, found.groups["model"], "The checkpoint")
         checkpoint.assign(self.stepper.optimizer.variables, found.groups["optimizer"], "The checkpoint")
         self.epoch, self.step = int(meta["epoch"]), int(meta["step"])
@@ -355,7 +361,10 @@ class _PhaseRun:
         speeds = [row["samples_per_second"] for row in self.history]
         share = float(np.median([row["input_bound_share"] for row in self.history]))
         advice = input_pipeline.advice(
-            share, in_memory=self.train.gather is not None, augmented=self.train.augment is not None
+            share,
+            in_memory=self.train.gather is not None,
+            augmented=self.train.augment is not None,
+            epoch_seconds=self.batch * self.steps / float(np.median(speeds)),
         )
         if advice:
             log.info("%s: %s", self.label, advice)

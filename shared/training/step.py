@@ -82,6 +82,10 @@ class Stepper:
         if xla:
             self._gradients = tf.function(self._forward_backward, jit_compile=True)
         self._trainable = list(model.trainable_variables)
+        # Each replica moves batch normalisation's statistics by its own share of the batch.
+        several = self.strategy.num_replicas_in_sync > 1
+        floats = [v for v in model.non_trainable_variables if str(v.dtype) in ("float32", "float64")]
+        self._statistics = floats if several else []
         self._problem: CasebookError | None = None
         self._steps = tf.function(self._many)
 
@@ -113,7 +117,20 @@ class Stepper:
         for _ in tf.range(steps):
             per_replica = self.strategy.run(self._replica_step, args=next(iterator))
             totals += tf.cast(self.strategy.reduce("SUM", per_replica, axis=None), tf.float64)
+        if self._statistics:
+            self.strategy.run(self._average_statistics)
         return totals
+
+    def _average_statistics(self) -> None:
+        """Makes moving statistics equal on all replicas, so that any of them may be saved and evaluated.
+
+        After every call rather than before a save: saves happen by the clock, and must not change
+        the numbers.
+        """
+        context = tf.distribute.get_replica_context()
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [v.value for v in self._statistics])
+        for variable, mean in zip(self._statistics, means, strict=True):
+            variable.assign(mean)
 
     def _replica_step(self, x: Any, y: Any, weight: Any) -> Any:
         replicas = self.strategy.num_replicas_in_sync

@@ -240,6 +240,7 @@ def test_advice_only_where_it_is_needed():
     assert "cache" in high
     assert "augmentation" in high
     assert "cache" not in advice(0.4, in_memory=True, augmented=True)
+    assert advice(0.4, in_memory=True, augmented=True, epoch_seconds=0.02).endswith("little is lost.")
 
 
 def test_augmentation_seeds_fit_int32():

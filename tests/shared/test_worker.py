@@ -84,6 +84,38 @@ def test_the_source_of_a_function_travels_with_it(place, tmp_path: Path):
     assert worker.call(traced, names["branch"]) == 6.0
 
 
+def test_autograph_leaves_no_files_behind(tmp_path: Path):
+    def convert() -> list[str]:
+        import tensorflow as tf
+
+        tf.function(lambda x: x + 1)(tf.constant(1.0))
+        return [str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("__autograph_gen")]
+
+    files = worker.call(convert, environment={"TMPDIR": str(tmp_path)})
+    assert any(file.startswith(str(tmp_path)) for file in files)
+    assert list(tmp_path.glob("*.py")) == []
+
+
+@pytest.mark.slow
+def test_the_training_step_is_converted_ahead_while_the_server_is_idle():
+    def cached() -> bool:
+        from tensorflow.python.autograph.impl import api
+
+        from shared.training.step import Stepper
+
+        return api._TRANSPILER._cache.has(Stepper._clipped, _options())
+
+    def _options():
+        from tensorflow.python.autograph.core.converter import ConversionOptions
+
+        return ConversionOptions(recursive=True, user_requested=False, optional_features=())
+
+    deadline = time.monotonic() + 30
+    while not worker.call(cached) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    assert worker.call(cached)
+
+
 def test_an_error_for_people_arrives_as_it_is():
     def refuse() -> None:
         raise InputError("No column close.", "Name it.")

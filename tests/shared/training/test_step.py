@@ -238,7 +238,8 @@ def test_two_replicas_take_the_step_of_one(xla):
     np.testing.assert_allclose(found["two"][2], found["one"][2], rtol=1e-5, atol=1e-6)
 
 
-def overflow_on_the_second_replica() -> tuple[list[float], float]:
+def two_replicas() -> dict[str, Any]:
+    """In a child: an overflow on the second replica only, and batch normalisation of unlike shares."""
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
@@ -249,12 +250,29 @@ def overflow_on_the_second_replica() -> tuple[list[float], float]:
         stepper = Stepper(model, keras.losses.mean_squared_error, optimizer, strategy=strategy)
     y = np.float32([[1.0], [1.0], [1.0], [1e38]])  # only the second replica's share overflows
     stepper.run(stepper.iterate(batches(y=y)))
-    copies = strategy.experimental_local_results(model.trainable_variables[0].value)
-    return [float(copy.numpy().ravel()[0]) for copy in copies], float(optimizer.dynamic_scale.numpy())
+
+    def copies(variable: keras.Variable) -> list[float]:
+        results = strategy.experimental_local_results(variable.value)
+        return [float(copy.numpy().ravel()[0]) for copy in results]
+
+    found: dict[str, Any] = {
+        "weights": copies(model.trainable_variables[0]),
+        "scale": float(optimizer.dynamic_scale.numpy()),
+    }
+    with strategy.scope():
+        normalised = keras.Sequential(
+            [keras.layers.Input((1,)), keras.layers.BatchNormalization(momentum=0.5)]
+        )
+        stepper = Stepper(normalised, keras.losses.mean_squared_error, make_optimizer(0.1), strategy=strategy)
+    stepper.run(stepper.iterate(batches()))
+    found["moving_mean"] = copies(normalised.layers[0].moving_mean)
+    return found
 
 
 @pytest.mark.slow
-def test_an_overflow_on_the_second_replica_is_seen_by_both():
-    weights, scale = worker.call(overflow_on_the_second_replica, timeout=120)
-    assert weights == [1.0, 1.0]
-    assert scale == 2.0**14
+def test_what_one_replica_sees_all_know():
+    found = worker.call(two_replicas, timeout=120)
+    assert found["weights"] == [1.0, 1.0]  # the step was skipped by both
+    assert found["scale"] == 2.0**14  # and the scale halved once
+    # means of the shares are 1.5 and 3.5; half-way from 0 they are 0.75 and 1.75, and 1.25 together
+    assert found["moving_mean"] == [1.25, 1.25]

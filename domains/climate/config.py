@@ -21,10 +21,10 @@ class SplitSection(Section):
 
 class DownscalingSection(Section):
     factor: int = Field(4, ge=2, le=16, description="Fine cells per coarse cell, along each side.")
-    width: int = Field(64, ge=4, description="Channels of the convolutions on the coarse grid.")
+    width: int = Field(96, ge=4, description="Channels of the convolutions on the coarse grid.")
     depth: int = Field(2, ge=0, le=8, description="Convolutions; each looks one coarse cell further.")
-    features: int = Field(32, ge=1, description="Features from which each cell's detail is composed.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Share of channels dropped in training.")
+    features: int = Field(64, ge=1, description="Features from which each cell's detail is composed.")
+    dropout: float = Field(0.3, ge=0, lt=1, description="Share of channels dropped in training.")
 
 
 class ForecastSection(Section):
@@ -66,4 +66,4 @@ class ClimateConfig(DomainConfig):
     downscaling: DownscalingSection = DownscalingSection()
     forecast: ForecastSection = ForecastSection()
     plan: PlanSection = PlanSection(max_batch_size=32, seconds=30.0)
-    train: TrainSection = TrainSection(members=3, weight_decay=0.1, patience=12)
+    train: TrainSection = TrainSection(members=3, weight_decay=0.03, patience=12)

@@ -91,7 +91,7 @@ def _dataset(
             ),
         },
     )
-    moment = {"units": EPOCH, "calendar": calendar, "dtype": "float64"}
+    moment = _moment(calendar)
     # All encodings are stated: one left over from the input (chunks, packing) fits no longer.
     encoding: dict[str, dict[str, Any]] = {
         name: {"dtype": "float32", "_FillValue": np.float32(np.nan), "zlib": True, "complevel": 4},
@@ -119,6 +119,11 @@ def _dataset(
             )
             encoding[f"{name}_anomaly"] = dict(encoding[name])
     return dataset, encoding
+
+
+def _moment(calendar: str) -> dict[str, Any]:
+    """How moments are written: float64 days are exact to a microsecond."""
+    return {"units": EPOCH, "calendar": calendar, "dtype": "float64"}
 
 
 def _days(start: Any, end: Any) -> float:

@@ -72,6 +72,11 @@ def write(
         _save(out / f"{name}.nc", maps, fine, name, strength)
 
 
+def write_sample(out: Path) -> None:
+    """Writes the sample in ``data/samples/climate``: as :func:`write`, with 60 years."""
+    write(out, seed=0, years=60)
+
+
 def noise_floor() -> float:
     """RMSE in K that no model can beat at full strength: the noise without its block means."""
     return float(NOISE * np.sqrt(1 - 1 / FACTOR**2))

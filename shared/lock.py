@@ -6,12 +6,12 @@ import contextlib
 import fcntl
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from shared import progress
+from shared.settings import locks_root
 
 log = logging.getLogger("casebook.accelerator")
 
@@ -29,7 +29,7 @@ def held() -> Iterator[None]:
         finally:
             _holding -= 1
         return
-    handle = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _wait_for(handle)
         os.ftruncate(handle, 0)
@@ -45,8 +45,7 @@ def held() -> Iterator[None]:
 
 def lock_path() -> Path:
     """The lock's file: one a machine (and a user, since /tmp does not let users share a file safely)."""
-    folder = os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir()
-    return Path(folder) / f"casebook-accelerator-{os.getuid()}.lock"
+    return locks_root() / f"casebook-accelerator-{os.getuid()}.lock"
 
 
 def _wait_for(handle: int) -> None:

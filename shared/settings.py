@@ -6,6 +6,9 @@ They come from environment variables, and from nowhere else:
     Folder of runs, prepared data, plans and the model registry. Default ``./runs``.
 ``CASEBOOK_PRICE_PER_HOUR``
     What an hour of this machine costs, for the cost line of a run's summary.
+``CASEBOOK_LOCKS``
+    Folder of the lock by which one run at a time holds the accelerator. Default: the system's
+    temporary folder; runs that name another one do not wait for each other.
 ``MLFLOW_TRACKING_URI``, ``PREFECT_API_URL``
     As MLflow and Prefect define them.
 """
@@ -48,6 +51,11 @@ def prepared_root(domain: str) -> Path:
 def plans_root() -> Path:
     """Measured plans, one JSON file a fingerprint."""
     return runs_root() / ".plans"
+
+
+def locks_root() -> Path:
+    """Folder of the machine's locks."""
+    return Path(os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir())
 
 
 def tracking_uri() -> str:

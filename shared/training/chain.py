@@ -79,6 +79,8 @@ class Chain:
         def tell(rows: Sequence[Row]) -> None:
             self.history = before + list(rows)
             write_history(self.home / "history.jsonl", self.history)
+            if self.config.run.tensorboard:
+                write_tensorboard(self.home / "tensorboard", self.history)
 
         if result_file.exists():
             result = PhaseResult(**files.read_json(result_file))
@@ -225,3 +227,14 @@ def write_history(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """One JSON object a line; NaN becomes null."""
     lines = [json.dumps(files.plain(dict(row)), allow_nan=False) for row in rows]
     files.write_text(path, "".join(line + "\n" for line in lines))
+
+
+def write_tensorboard(folder: Path, rows: Sequence[Row]) -> None:
+    """The last row's numbers as TensorBoard scalars, one series a phase; an epoch written twice is one point."""
+    row = rows[-1]
+    writer = tf.summary.create_file_writer(str(folder / str(row["phase"])))
+    with writer.as_default(step=int(row["epoch"])):
+        for name, value in row.items():
+            if isinstance(value, float):
+                tf.summary.scalar(name, value)
+    writer.close()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import io
 import linecache
@@ -31,11 +32,12 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -80,8 +82,11 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
+        ahead = _conversions()
         while open_to_requests or children:
-            ready = {key.fileobj for key, _ in selector.select()}
+            ready = {key.fileobj for key, _ in selector.select(0 if ahead else None)}
+            if ahead and not ready:
+                ahead.pop()()
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
@@ -97,7 +102,7 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
             elif not order:
                 for pid in children:
                     kill(pid)
-                os._exit(0)
+                break
             elif len(fds) == 3:
                 talk, status, output = fds
                 try:
@@ -118,7 +123,50 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
                 _report(status, BEGUN, pid, 0)
                 os.close(talk)
                 os.close(output)
+    _remove_generated()
     os._exit(0)
+
+
+def _conversions() -> list[Callable[[], object]]:
+    """What the server does while nobody asks for a child: AutoGraph's work on the training step.
+
+    Turning the step's source into graph code takes a second of CPU in every child, more than all
+    else in a trial of a small model; it is a matter of text, opens no device, and its results
+    are kept in a cache that children inherit. Where TensorFlow's insides have changed nothing is done.
+    """
+    step = sys.modules.get("shared.training.step")
+    if step is None:
+        return []
+    try:
+        from tensorflow.python.autograph.core.converter import ConversionOptions, ProgramContext
+        from tensorflow.python.autograph.impl import api
+    except ImportError:
+        return []
+
+    def convert(function: Any, asked_for: bool) -> None:
+        options = ConversionOptions(recursive=True, user_requested=asked_for, optional_features=())
+        with contextlib.suppress(Exception):
+            api._convert_actual(function, ProgramContext(options=options))
+
+    methods = [
+        function
+        for kind in vars(step).values()
+        if isinstance(kind, type) and kind.__module__ == "shared.training.step"
+        for name, function in vars(kind).items()
+        if callable(function) and not name.startswith("__") and name not in ("run", "iterate")
+    ]
+    # tf.function asks for those it wraps; what they call is converted without being asked for.
+    wrapped = ("_many", "_together")
+    return [functools.partial(convert, method, method.__name__ in wrapped) for method in reversed(methods)]
+
+
+def _remove_generated(but: Iterable[str] = ()) -> None:
+    """Removes the files that AutoGraph leaves to an ``atexit`` that these processes never reach."""
+    for name in [name for name in sys.modules if name.startswith("__autograph_generated_file")]:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and name not in but:
+            with contextlib.suppress(OSError):
+                os.unlink(file)
 
 
 def kill(pid: int) -> None:
@@ -154,6 +202,7 @@ def _report(pipe: int, *values: int) -> None:
 def _work(talk: int, output: int) -> None:
     """The child: takes the orders, runs the function, tells the result, leaves. Never returns."""
     code = 1
+    inherited = list(sys.modules)
     try:
         server = os.getppid()
         with contextlib.suppress(OSError):
@@ -191,6 +240,7 @@ def _work(talk: int, output: int) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+            _remove_generated(but=inherited)
         os._exit(code)
 
 
@@ -234,6 +284,7 @@ def _settled(orders: Mapping[str, Any], parent: Talk) -> Iterator[None]:
     os.environ.clear()
     os.environ.update(orders["environment"])
     time.tzset()
+    tempfile.tempdir = None  # read TMPDIR anew
     with contextlib.suppress(OSError):
         os.chdir(orders["folder"])
     sys.path[:] = orders["path"]

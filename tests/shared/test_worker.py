@@ -88,7 +88,10 @@ def test_autograph_leaves_no_files_behind(tmp_path: Path):
     def convert() -> list[str]:
         import tensorflow as tf
 
-        tf.function(lambda x: x + 1)(tf.constant(1.0))
+        def plus_one(x):
+            return x + 1
+
+        tf.function(plus_one)(tf.constant(1.0))
         return [str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("__autograph_gen")]
 
     files = worker.call(convert, environment={"TMPDIR": str(tmp_path)})

@@ -57,7 +57,7 @@ class BacktestSection(Section):
 
 class SyntheticSection(Section):
     tickers: int = Field(8, ge=1, le=500, description="Tickers of the synthetic panel.")
-    sessions: int = Field(1500, ge=50, description="Sessions of the synthetic panel.")
+    sessions: int = Field(2000, ge=50, description="Sessions of the synthetic panel.")
     strength: float = Field(1.0, ge=0, le=1, description="Strength of the planted signal; 0: a random walk.")
     seed: int = Field(0, ge=0, description="Seed of the synthetic panel.")
 

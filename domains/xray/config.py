@@ -85,10 +85,13 @@ class ModelSection(Section):
     )
     weights: str = Field("imagenet", description="imagenet, none, or a file of weights for the backbone.")
     dropout: float = Field(0.2, ge=0, lt=1, description="Dropout before the head.")
+    copies: int = Field(
+        2, ge=0, description="Randomly changed copies of each training film that the head learns from, too."
+    )
     head_epochs: int = Field(40, ge=1, description="Epochs of the head on frozen features.")
     head_rate: float = Field(3e-3, gt=0, description="Learning rate of the head.")
-    tune_epochs: int = Field(8, ge=1, description="Epochs with the last blocks unfrozen.")
-    tune_rate: float = Field(1e-4, gt=0, description="Learning rate with the last blocks unfrozen.")
+    tune_epochs: int = Field(10, ge=1, description="Epochs with the last blocks unfrozen.")
+    tune_rate: float = Field(5e-5, gt=0, description="Learning rate with the last blocks unfrozen.")
     unfreeze: int = Field(4, ge=1, description="How many of the last blocks are unfrozen.")
     positive_weight: Literal["balanced", "none"] = Field(
         "balanced",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from domains.xray import backbone, data
+from domains.xray.augmentation import augment
 from domains.xray.config import XrayConfig
 from shared import files, fingerprint, progress
 from shared.contract import Fold, Phase, Source, Split
@@ -137,27 +138,42 @@ def feature_width(name: str, size: int) -> int:
 
 
 def feature_source(prepared: Path, config: XrayConfig, fold: Fold, split: Split) -> Source:
-    """Frozen features float32 ``[width]`` with labels, of a split."""
+    """Frozen features float32 ``[width]`` with labels, of a split.
+
+    In train each film comes again in ``model.copies`` changed copies, film by film after the
+    originals: a head that knew untouched films only would be thrown by the first augmented batch of
+    the second phase.
+    """
     import tensorflow as tf
 
     films = data.opened(prepared)
     numbers = np.asarray(fold.splits[split], "int64")
-    values = features(films, config)[numbers]
-    dataset = tf.data.Dataset.from_tensor_slices((values, films.truth[numbers]))
-    return Source(len(numbers), dataset=dataset)
+    copies = config.model.copies if split == "train" and config.model.augment else 0
+    values = [features(films, config)[numbers]]
+    values += [features(films, config, numbers, copy) for copy in range(1, copies + 1)]
+    truth = np.tile(films.truth[numbers], (copies + 1, 1))
+    dataset = tf.data.Dataset.from_tensor_slices((np.concatenate(values), truth))
+    return Source(len(truth), dataset=dataset)
 
 
-def features(films: data.Prepared, config: XrayConfig) -> np.ndarray:
-    """Frozen features of every film, float32 ``[n, width]``; computed once and kept beside the films.
+def features(
+    films: data.Prepared, config: XrayConfig, numbers: np.ndarray | None = None, copy: int = 0
+) -> np.ndarray:
+    """Frozen features of films, float32 ``[m, width]``; computed once and kept beside the films.
 
     Always in float32 and in batches of one size, so that they are the same under every plan.
+
+    Args:
+        numbers: Examples, int64 ``[m]``; all where None.
+        copy: 0 for the film itself, else the seed of its random change.
     """
     m = config.model
-    key = fingerprint.of(films.fingerprint, m.backbone, _weights_key(m.weights), films.size)
+    chosen = np.arange(len(films.rows)) if numbers is None else numbers
+    key = fingerprint.of(films.fingerprint, m.backbone, _weights_key(m.weights), films.size, chosen, copy)
     kept = films.folder / "features" / f"{key}.npy"
     if kept.is_file():
         return np.asarray(np.load(kept, mmap_mode="r"))
-    values = _compute(films, config)
+    values = _compute(films, config, chosen, copy)
     with files.atomic(kept) as temporary:
         np.save(temporary, values)
     return values
@@ -168,22 +184,24 @@ def _weights_key(weights: str) -> str:
     return fingerprint.of_file(path) if weights not in ("imagenet", "none") and path.is_file() else weights
 
 
-def _compute(films: data.Prepared, config: XrayConfig) -> np.ndarray:
+def _compute(films: data.Prepared, config: XrayConfig, numbers: np.ndarray, copy: int) -> np.ndarray:
     import tensorflow as tf
 
     with backbone.float32():
         body = backbone.build(config.model.backbone, config.model.weights, films.size)
     run = tf.function(lambda x: tf.reduce_mean(body(x, training=False), axis=[1, 2]))
-    count = len(films.rows)
-    found = np.empty((count, int(body.output_shape[-1])), "float32")
+    change = tf.function(lambda film, number: augment(film, tf.stack([number, copy])))
+    found = np.empty((len(numbers), int(body.output_shape[-1])), "float32")
     batch = np.zeros((_BATCH, films.size, films.size, 1), "float32")
-    for start in range(0, count, _BATCH):
-        chosen = range(start, min(start + _BATCH, count))
-        for place, example in enumerate(chosen):
-            batch[place, ..., 0] = films.film(example)
+    label = f"features of the frozen backbone, copy {copy}" if copy else "features of the frozen backbone"
+    for start in range(0, len(numbers), _BATCH):
+        chosen = numbers[start : start + _BATCH]
+        for place, number in enumerate(chosen):
+            film = films.film(int(number))[..., np.newaxis]
+            batch[place] = change(film, np.int32(number)).numpy() if copy else film
         assert_range(batch)
         found[start : start + len(chosen)] = run(batch).numpy()[: len(chosen)]
-        progress.emit("features of the frozen backbone", start + len(chosen), count)
+        progress.emit(label, start + len(chosen), len(numbers))
     return found
 
 

@@ -188,7 +188,7 @@ def _opacity(
         sx, sy = cx + generator.normal(0, 0.07), cy + generator.normal(0, 0.07)
         radius = generator.uniform(0.035, 0.07)
         cloud += generator.uniform(0.5, 1.0) * np.exp(-0.5 * ((x - sx) ** 2 + (y - sy) ** 2) / radius**2)
-    return 0.28 * np.tanh(1.1 * cloud)
+    return 0.36 * np.tanh(1.1 * cloud)
 
 
 def _nodules(

@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared import lock
+from shared import lock, placement
 from shared.config import AcceleratorSection
 from shared.errors import DeviceError
 from shared.machine import Gpu, Machine, machine
+from shared.placement import GPU_REMEDY
 from shared.plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ __all__ = ["Accelerator", "Gpu", "Machine", "Probe", "machine", "opened", "probe
 
 log = logging.getLogger("casebook.accelerator")
 
-GPU_REMEDY = 'Install the GPU libraries, `pip install "casebook-pipelines[gpu]"`, and NVIDIA\'s driver.'
 TPU_REMEDY = (
     "On a TPU virtual machine install the wheel with TPU kernels: `pip install -c constraints-tpu.txt "
     "casebook-pipelines tensorflow-tpu`."
@@ -179,6 +179,8 @@ def opened(section: AcceleratorSection, *, plan: ExecutionPlan | None = None) ->
 def _open(device: str, section: AcceleratorSection) -> Accelerator:
     import tensorflow as tf
 
+    if not os.environ.get("CASEBOOK_DEBUG"):
+        logging.getLogger("tensorflow").setLevel(logging.WARNING)  # a line for every all-reduce it plans
     if section.deterministic:
         tf.config.experimental.enable_op_determinism()
     if device == "tpu":
@@ -197,7 +199,7 @@ def _open(device: str, section: AcceleratorSection) -> Accelerator:
     else:
         _only([], "GPU")
         strategy = _cpu_strategy(section.logical_cpus)
-    proof = tuple(_prove(name) for name in _replica_devices(strategy, device))
+    proof = placement.proof(strategy, device)
     return Accelerator(strategy, device, _name(device, section), strategy.num_replicas_in_sync, proof)
 
 
@@ -258,45 +260,6 @@ def _tpu_strategy(section: AcceleratorSection) -> tf.distribute.Strategy:
         raise DeviceError(
             f"The TPU at {section.tpu_address!r} cannot be had: {reason}.", TPU_REMEDY
         ) from error
-
-
-def _replica_devices(strategy: tf.distribute.Strategy, device: str) -> list[str]:
-    if device in ("cpu", "gpu") and strategy.num_replicas_in_sync == 1:
-        return [f"/device:{device.upper()}:0"]
-    return list(strategy.extended.worker_devices)
-
-
-def _prove(name: str) -> str:
-    """Computes a product on ``name`` with soft placement off, and returns where it ran.
-
-    Raises:
-        DeviceError: It ran elsewhere, gave a wrong number, or took no memory of the GPU.
-    """
-    import tensorflow as tf
-
-    soft = tf.config.get_soft_device_placement()
-    tf.config.set_soft_device_placement(False)
-    try:
-        with tf.device(name):
-            a = tf.ones([256, 256])
-            product = tf.matmul(a, a)
-        ran = product.device
-        total = float(tf.reduce_sum(product).numpy())
-    except (tf.errors.InvalidArgumentError, tf.errors.InternalError, RuntimeError) as error:
-        raise DeviceError(f"A test product could not run on {name}: {error}.", GPU_REMEDY) from error
-    finally:
-        tf.config.set_soft_device_placement(soft)
-    asked = tf.DeviceSpec.from_string(name)
-    got = tf.DeviceSpec.from_string(ran)
-    if (asked.device_type, asked.device_index) != (got.device_type, got.device_index):
-        raise DeviceError(f"A test product for {name} ran on {ran}.", GPU_REMEDY)
-    if total != 256.0**3:
-        raise DeviceError(f"A test product on {name} gave {total}, not {256.0**3}.", "Check the device.")
-    if got.device_type == "GPU":
-        peak = tf.config.experimental.get_memory_info(f"GPU:{got.device_index}")["peak"]
-        if peak < 256 * 256 * 4:
-            raise DeviceError(f"A test product on {name} took no memory of the GPU.", GPU_REMEDY)
-    return str(ran)
 
 
 def _name(device: str, section: AcceleratorSection) -> str:

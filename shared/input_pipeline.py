@@ -319,8 +319,21 @@ def _padded(batch: Any, size: int) -> Any:
 
 
 def _buffer(source: Source, plan: ExecutionPlan, size: int) -> int:
-    fits = plan.cache_bytes // max(1, example_bytes(source))
-    return int(min(source.count, max(fits, size)))
+    """Examples in the shuffle buffer of a stream: a quarter of the cache's bytes.
+
+    It is filled before the first step of every epoch, so the larger the slower the start.
+    """
+    fits = plan.cache_bytes // 4 // max(1, example_bytes(source))
+    return int(min(source.count, max(fits, 4 * size)))
+
+
+def one_batch(source: Source, plan: ExecutionPlan) -> tf.data.Dataset:
+    """One training batch over and over, from memory: what a step costs without its input.
+
+    Without shuffling and augmentation, which would read a stream's whole buffer for it.
+    """
+    size = training_batch_size(source.count, plan)
+    return evaluation_batches(source, replace(plan, batch_size=size)).take(1).cache().repeat()
 
 
 def _options(plan: ExecutionPlan) -> tf.data.Options:

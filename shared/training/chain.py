@@ -49,6 +49,7 @@ class Chain:
         self.checkpoints = home / "checkpoints"
         self.history: list[Row] = []
         self.sources: dict[Split, Source] = {}
+        self.cache_left = plan.cache_bytes
 
     def run(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -110,11 +111,18 @@ class Chain:
     def source(self, split: Split, phase: Phase | None = None) -> Source:
         """The examples of a split, in memory where they fit, kept for the next phase that asks."""
         if phase is not None and phase.source is not None:
-            return self.dealt(split, input_pipeline.cached(phase.source(split), self.plan))
+            return self.dealt(split, self.cached(phase.source(split)))
         if split not in self.sources:
             source = self.domain.examples(self.prepared, self.config, self.fold, split)
-            self.sources[split] = input_pipeline.cached(source, self.plan)
+            self.sources[split] = self.cached(source)
         return self.dealt(split, self.sources[split])
+
+    def cached(self, source: Source) -> Source:
+        """In memory where the plan's bytes, less what earlier sources took, suffice."""
+        kept = input_pipeline.cached(source, replace(self.plan, cache_bytes=self.cache_left))
+        if kept is not source:
+            self.cache_left -= source.count * input_pipeline.example_bytes(source)
+        return kept
 
     def dealt(self, split: Split, source: Source) -> Source:
         return shuffle_labels(source, self.seed) if self.shuffled and split != "test" else source
@@ -169,6 +177,8 @@ class Chain:
             path.unlink(missing_ok=True)
         with suppress(OSError):
             self.checkpoints.rmdir()
+        for path in self.home.glob(".*"):  # half-written, by an attempt that was killed
+            path.unlink(missing_ok=True)
 
 
 def rebuild(domain: Domain, prepared: Path, config: Any, fold: Fold, folder: Path) -> keras.Model:

@@ -211,7 +211,8 @@ class _PhaseRun:
         """Seconds of a step without input, and the compilation, at no cost to the training's state."""
         variables = [*self.model.variables, *self.stepper.optimizer.variables]
         before = [np.array(variable.numpy()) for variable in variables]
-        seconds = seconds_per_step(self.stepper, self.batches(self.epoch), self.plan.steps_per_call)
+        batches = input_pipeline.one_batch(self.train, self.plan)
+        seconds = seconds_per_step(self.stepper, batches, min(self.plan.steps_per_call, self.steps))
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
         return seconds

@@ -264,21 +264,20 @@ def make_stepper(
 def seconds_per_step(
     stepper: Stepper, batches: tf.data.Dataset, steps_per_call: int, *, seconds: float = 0.5, calls: int = 10
 ) -> float:
-    """Median seconds of a step on one batch, over and over, after the calls that compile.
+    """Median seconds of a step, after the call that compiles.
 
-    The model trains on it: keep and restore its variables where that matters.
+    The model trains meanwhile: keep and restore its variables where that matters.
 
     Args:
-        batches: The first batch is taken.
-        seconds: Enough after this much time, and at least three calls.
+        batches: Endless, as :func:`shared.input_pipeline.one_batch` gives them.
+        seconds: Enough after this much time; at least one call.
         calls: Most calls.
     """
-    iterator = stepper.iterate(batches.take(1).cache().repeat())
-    stepper.run(iterator, steps_per_call)
-    stepper.run(iterator, steps_per_call)
+    iterator = stepper.iterate(batches)
+    stepper.run(iterator, 1)
     taken: list[float] = []
-    while len(taken) < 3 or (len(taken) < calls and sum(taken) < seconds):
+    while len(taken) < calls and sum(taken) < seconds:
         started = time.perf_counter()
         stepper.run(iterator, steps_per_call)
-        taken.append((time.perf_counter() - started) / steps_per_call)
-    return float(np.median(taken))
+        taken.append(time.perf_counter() - started)
+    return float(np.median(taken)) / steps_per_call

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shared import accelerator, lock, progress, worker
+from shared import accelerator, lock, placement, progress, worker
 from shared.accelerator import Gpu, machine, opened, probe, release, resolve
 from shared.config import AcceleratorSection
 from shared.errors import DeviceError
@@ -114,12 +114,12 @@ def test_the_cpu_is_opened_and_proved():
 
 def test_a_product_that_ran_elsewhere_is_no_proof(monkeypatch):
     with pytest.raises(DeviceError, match=r"could not run on /device:GPU:0|ran on"):
-        accelerator._prove("/device:GPU:0")
+        placement.prove("/device:GPU:0")
     monkeypatch.setattr(
         tf, "device", lambda name: contextlib.nullcontext()
     )  # placement asked for, and ignored
     with pytest.raises(DeviceError, match=r"for /device:GPU:0 ran on .*CPU:0"):
-        accelerator._prove("/device:GPU:0")
+        placement.prove("/device:GPU:0")
 
 
 def test_a_plan_for_other_replicas_is_refused():

@@ -186,6 +186,7 @@ def judge(this: Run) -> dict[str, Any]:
             guards=metrics["guards"],
             export=_result(this, "export"),
             section=this.config.gate,
+            synthetic=bool(this.manifest["synthetic"]),
         )
         found = {**asdict(verdict), "champion": match}
         files.write_json(this.path / "gate.json", found)
@@ -285,7 +286,7 @@ def _against_champion(this: Run) -> dict[str, Any] | None:
         base=preparation.still_known(this.domain, {**model.config, "source": this.config.source}),
     )
     last = len(_result(this, "train")["folds"]) - 1
-    return worker.call(
+    match = worker.call(
         champion.match,
         this.domain.name,
         str(_prepared(this)),
@@ -297,6 +298,7 @@ def _against_champion(this: Run) -> dict[str, Any] | None:
         theirs.model_dump(),
         str(this.path / "work" / "champion.npz"),
     )
+    return {**match, "champion": model.label, "synthetic": standing.synthetic}
 
 
 def _prepared(this: Run) -> Path:

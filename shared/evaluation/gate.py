@@ -53,6 +53,7 @@ def decide(
     guards: Sequence[GuardResult | Mapping[str, Any]],
     export: Mapping[str, Any] | None,
     section: GateSection,
+    synthetic: bool = False,
 ) -> Gate:
     """Promote or hold.
 
@@ -60,11 +61,13 @@ def decide(
         comparison: The model against its baselines on the test set (or its plain data).
         champion: None where no champion stands. Else ``examples``: on how many fair examples both
             could be compared, those that neither was trained or tuned on; and ``comparison``:
-            of the candidate (``model``) with ``champion`` on these.
+            of the candidate (``model``) with ``champion`` on these; ``synthetic``: whether the
+            champion was trained on synthetic data.
         guards: What the guards found.
         export: ``max_difference`` of the exported and the trained model's outputs and, where
             stated, the ``tolerance``; None where it was not compared.
         section: Margin, fewest examples.
+        synthetic: The candidate was trained on synthetic data.
     """
     compared = comparison if isinstance(comparison, Comparison) else Comparison.from_dict(comparison)
     checks = [
@@ -73,11 +76,12 @@ def decide(
         _enough(compared, section),
         _baseline(compared),
         _champion(champion, section),
+        _real_stays(champion, synthetic),
     ]
     failed = [check for check in checks if check.passed is False]
     if failed:
         return Gate("hold", [f"held: {check.detail}" for check in failed], checks)
-    reasons = [f"promoted: {check.detail}" for check in checks[3:]]
+    reasons = [f"promoted: {check.detail}" for check in checks[3:5]]
     return Gate("promote", reasons, checks)
 
 
@@ -184,6 +188,16 @@ def _champion(match: Mapping[str, Any] | None, section: GateSection) -> Check:
         name, True, f"{mine} is not worse than the champion ({_number(row.value)}) by more than {section.margin:g}: "
         f"the difference is {_by(row)} on {examples} fair examples",
     )  # fmt: skip
+
+
+def _real_stays(match: Mapping[str, Any] | None, synthetic: bool) -> Check:
+    """A model of made-up data never takes the place of one of real data, whatever its score on its own."""
+    name = "synthetic never replaces real"
+    if match is None or not synthetic:
+        return Check(name, None, "the model was trained on real data" if not synthetic else "no champion stands")
+    if match.get("synthetic", False):
+        return Check(name, True, "the champion was trained on synthetic data, too")
+    return Check(name, False, "a model trained on synthetic data does not replace a champion trained on real data")
 
 
 def _shown(compared: Comparison, value: float) -> str:

@@ -39,8 +39,15 @@ def against_champion(low, examples=100, difference=0.0):
     return {"examples": examples, "comparison": compared(rows=rows).to_dict()}
 
 
-def verdict(comparison=None, champion=None, guards=GUARDS, export=EXPORT, section=SECTION):
-    return decide(comparison or compared(), champion=champion, guards=guards, export=export, section=section)
+def verdict(comparison=None, champion=None, guards=GUARDS, export=EXPORT, section=SECTION, synthetic=False):
+    return decide(
+        comparison or compared(),
+        champion=champion,
+        guards=guards,
+        export=export,
+        section=section,
+        synthetic=synthetic,
+    )
 
 
 def held(**given):
@@ -57,7 +64,7 @@ def test_promoted_with_the_reason():
         "promoted: AUROC 0.83 is better than gradient boosting (0.78) by +0.05 (+0.02 to +0.08)",
         "promoted: no champion stands",
     ]
-    assert [check.passed for check in gate.checks] == [True, True, True, True, None]
+    assert [check.passed for check in gate.checks] == [True, True, True, True, None, None]
 
 
 def test_not_better_than_the_best_baseline_by_the_lower_end():
@@ -140,3 +147,12 @@ def test_takes_what_the_run_folder_holds(tmp_path):
     )
     kept = json.loads((tmp_path / "m.json").read_text())
     assert verdict(comparison=kept["comparison"], guards=kept["guards"]) == verdict()
+
+
+def test_synthetic_never_replaces_real():
+    real = {**against_champion(low=0.02), "synthetic": False}
+    made_up = {**against_champion(low=0.02), "synthetic": True}
+    assert "does not replace a champion trained on real data" in held(champion=real, synthetic=True)
+    assert verdict(champion=made_up, synthetic=True).verdict == "promote"
+    assert verdict(champion=made_up, synthetic=False).verdict == "promote"
+    assert verdict(champion=None, synthetic=True).verdict == "promote"

@@ -148,7 +148,7 @@ def folds(prepared: Path, config: StocksConfig) -> list[Fold]:
     result = []
     for split in divided:
         ends = {name: found.sessions[rows] for name, rows in split.items()}
-        about = {
+        about: dict[str, str] = {
             name: f"{moments.min()} to {moments.max()}" for name, moments in ends.items() if len(moments)
         }
         about["label"] = f"up over {config.window.horizon} sessions"

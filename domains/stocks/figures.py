@@ -85,7 +85,7 @@ def equity(path: Path, strategy: Account, held: Account, cost_bps: float) -> Non
     top.set_yscale("log")
     top.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     top.yaxis.set_minor_formatter(lambda value, _: f"{value:.3g}")
-    top.tick_params(axis="y", which="minor", labelsize=7)
+    top.tick_params(axis="y", which="both", labelsize=8)
     top.axhline(1.0, color=_FAINT, lw=1, zorder=0)
     top.set_ylabel("value, start = 1")
     top.legend(frameon=False, fontsize=9)

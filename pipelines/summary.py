@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.text import Text
 
 from pipelines.terminal import duration, number, table
 from shared.files import read_json
 from shared.plan import ExecutionPlan
+from shared.runs.folder import STEPS
 
 MODEL = "model"
 SHOWN_REASONS = 6
@@ -21,6 +23,31 @@ def read(folder: Path, name: str) -> Any | None:
     """A JSON file of a run's folder, or None where that step did not get so far."""
     path = folder / name
     return read_json(path) if path.is_file() else None
+
+
+def state_of(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """The run's state, and the step at which an unfinished one stands.
+
+    A killed run cannot say so itself: its manifest says ``running``, but nobody holds its lock.
+    """
+    state = str(manifest["state"])
+    if state == "done":
+        return state
+    if state == "running" and not _is_held(folder):
+        state = "killed"
+    steps = manifest.get("steps", {})
+    at = next((step for step in STEPS if steps.get(step, {}).get("state") != "done"), None)
+    return f"{state} at {at}" if at else state
+
+
+def _is_held(folder: Path) -> bool:
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return True
+    lock.release()
+    return False
 
 
 def of_run(folder: Path) -> dict[str, Any]:
@@ -37,7 +64,7 @@ def of_run(folder: Path) -> dict[str, Any]:
         "run": manifest["run"],
         "domain": manifest["domain"],
         "title": manifest.get("title", ""),
-        "state": manifest["state"],
+        "state": state_of(folder, manifest),
         "error": None if manifest["state"] == "done" else manifest.get("error"),
         "synthetic": bool(card.get("synthetic", manifest.get("synthetic"))),
         "data": {

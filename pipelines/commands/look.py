@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.commands.options import QUIET, Screen, Settings, configured
-from shared.runs.folder import STEPS, Run, list_runs
+from shared.runs.folder import Run, list_runs
 
 
 def status(
@@ -41,7 +41,7 @@ def status(
 
 
 def _list(runs: list[dict[str, Any]]) -> None:
-    from pipelines.summary import read
+    from pipelines.summary import read, state_of
     from pipelines.terminal import output, table
 
     rows = []
@@ -51,23 +51,13 @@ def _list(runs: list[dict[str, Any]]) -> None:
             (
                 manifest["run"],
                 manifest["domain"],
-                _state(manifest),
+                state_of(Path(manifest["path"]), manifest),
                 gate.get("verdict", ""),
                 "SYNTHETIC" if manifest.get("synthetic") else str(manifest.get("source", "")),
                 str(manifest["started"]).replace("T", " ")[:16],
             )
         )
     output().print(table(("run", "domain", "state", "gate", "data", "started (UTC)"), rows))
-
-
-def _state(manifest: dict[str, Any]) -> str:
-    """The state, and the step at which an unfinished run stands."""
-    state = str(manifest["state"])
-    if state == "done":
-        return state
-    steps = manifest.get("steps", {})
-    at = next((step for step in STEPS if steps.get(step, {}).get("state") != "done"), None)
-    return f"{state} at {at}" if at else state
 
 
 def report(run: str = "last", /, *, screen: Screen = QUIET) -> None:

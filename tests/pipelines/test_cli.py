@@ -248,6 +248,9 @@ def test_status_lists_runs_and_where_they_stand(
     out = capsys.readouterr().out
     assert "interrupted at plan" in out
     assert "SYNTHETIC" in out
+    (folder / "manifest.json").write_text(json.dumps({**stopped, "state": "running"}))
+    assert cli.run(["status"]) == 0
+    assert "killed at plan" in capsys.readouterr().out, "nobody holds its lock"
     assert cli.run(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["run"] == "20261130-120000-abcd"
 

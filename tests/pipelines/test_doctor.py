@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines import cli, doctor
-from pipelines.doctor import Check
+from pipelines.installation import Check
 from shared import accelerator, contract, worker
 from shared.accelerator import Probe
 from shared.errors import WorkerError

@@ -102,7 +102,7 @@ def test_the_example_is_valid(schedules: Any, capsys: pytest.CaptureFixture[str]
 def test_deployments_run_once_at_a_time_and_cancel_what_overlaps(schedules: Any) -> None:
     from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
-    from pipelines.serve import DEPLOYMENT, deployments
+    from pipelines.runner import DEPLOYMENT, deployments
 
     found = schedules("[stocks.train]\nseconds = 90\n[stocks.predict]\ncron = '0 3 * * *'\nsource = 'x'")
     train, predict = deployments([found["stocks-train"], found["stocks-predict"]])
@@ -121,7 +121,7 @@ def test_deployments_run_once_at_a_time_and_cancel_what_overlaps(schedules: Any)
 
 
 def test_a_domain_from_outside_is_told_apart_by_its_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines import any_domain, flows, serve
+    from pipelines import any_domain, flows, runner
     from pipelines.schedules import Schedule
 
     outside = flows.Flows(
@@ -130,7 +130,7 @@ def test_a_domain_from_outside_is_told_apart_by_its_parameter(monkeypatch: pytes
         {"domain": "digits"},
     )
     monkeypatch.setattr(flows, "of", lambda domain: outside)
-    (made,) = serve.deployments([Schedule("digits", "train", parameters={"config": {}})])
+    (made,) = runner.deployments([Schedule("digits", "train", parameters={"config": {}})])
     assert (made.flow_name, made.entrypoint) == ("digits-train", "pipelines.any_domain.train")
     assert made.parameters == {"domain": "digits", "config": {}}
 

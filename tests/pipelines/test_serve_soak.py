@@ -242,3 +242,34 @@ def test_the_server_comes_back_when_it_is_killed(start: Start) -> None:
     before = len(serving.notes("end"))
     serving.wait(lambda: len(serving.notes("end")) > before + 1, seconds=120)
     assert serving.stop() == 0
+
+
+def test_the_server_of_a_run_does_not_outlive_a_killed_run(tmp_path: Path, home: Path) -> None:
+    code = """
+import time
+from pipelines import embedded
+server = embedded.for_this_process()
+server.wait()
+print(server.url, flush=True)
+time.sleep(300)
+"""
+    environment = {**os.environ, "PREFECT_HOME": str(home)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    with httpx.Client(trust_env=False) as client:
+        assert client.get(f"{url}/health").status_code == 200
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            try:
+                client.get(f"{url}/health")
+            except httpx.ConnectError:
+                break
+            time.sleep(0.2)
+        else:
+            raise AssertionError("the server outlived its run")
+    process.stdout.close()

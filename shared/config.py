@@ -211,7 +211,7 @@ def _literal(value: Any) -> str:
 
 
 def _choices(info: FieldInfo) -> str:
-    options = [str(option) for option in _literals(info.annotation)]
+    options = [option for option in _literals(info.annotation) if option]
     return f" One of: {', '.join(options)}." if options else ""
 
 

@@ -96,17 +96,6 @@ def freeze(model: keras.Model, unfreeze: int) -> None:
         layer.trainable = in_open and not isinstance(layer, keras.layers.BatchNormalization)
 
 
-def fingerprint(model: keras.Model) -> str:
-    """Hash of the backbone's weights: keys the features computed with it."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for variable in model.weights:
-        digest.update(variable.path.encode())
-        digest.update(np.ascontiguousarray(variable.numpy()))
-    return digest.hexdigest()[:16]
-
-
 @contextmanager
 def float32() -> Iterator[None]:
     """Within the block, layers are built in float32 whatever the plan's policy is."""

@@ -27,6 +27,7 @@ def evaluate(results: Sequence[FoldResult], config: XrayConfig, out: Path) -> Ev
     measured = _Measured(config, calibrated, decision)
     raw = calibration.reliability(test.values, test.truth)
     curve = calibration.reliability(calibrated.values, calibrated.truth)
+    patients = len(test) if test.groups is None else len(np.unique(test.groups))
     return Evaluation(
         metrics=[
             *measured.rows(),
@@ -43,7 +44,7 @@ def evaluate(results: Sequence[FoldResult], config: XrayConfig, out: Path) -> Ev
         flags=tuple(_flags(result, calibrated, decision)),
         limits=(
             "For ordering a worklist and for research; not a diagnosis, and not cleared for clinical use.",
-            f"Tested on {len(test)} films of {len(np.unique(test.groups))} patients of the same source as it was "
+            f"Tested on {len(test)} films of {patients} patients of the same source as it was "
             "trained on: another hospital, machine or age group needs its own test.",
             "One reader's labels stand for the truth; films with unknown labels are left out.",
             "Text burned into pixels is not looked for. A low probability does not rule anything out.",

@@ -55,7 +55,7 @@ def write(out: Path, *, films: int, size: int, seed: int, strength: float = 1.0)
             truth = (generator.random(len(LABELS)) < (0.42, 0.38)).astype("float64")
             build = generator.normal(size=6)
         left -= 1
-        drawn = draw(np.random.default_rng([seed, 1, number]), size, truth, build, strength)
+        drawn = draw(np.random.default_rng([seed, 1, number]), size, truth, build.tolist(), strength)
         name = f"film-{number:04d}"
         if number % 5 < 2:
             name += ".dcm"
@@ -91,9 +91,11 @@ def _told(generator: np.random.Generator, truth: np.ndarray) -> list[str]:
 def draw(
     generator: np.random.Generator, size: int, truth: np.ndarray, build: Sequence[float], strength: float
 ) -> Drawn:
-    """One film of a patient of ``build`` (standard normal ``[6]``: width, height, heart, lungs, ribs, bones)."""
+    """One film of a patient of ``build`` (standard normal ``[6]``: width, height, heart, lungs, ribs, bones).
+
+    ``build`` holds Python's floats, which leave the arrays in float32.
+    """
     u, v = _coordinates(generator, size)
-    build = [float(value) for value in build]  # Python's floats leave the arrays in float32
     wide, tall = 1 + 0.05 * build[0], 1 + 0.05 * build[1]
     x, y = u / wide, v / tall
     soft = size / 160.0  # edges keep their width in pixels relative to the film
@@ -256,16 +258,16 @@ def _write_png(path: Path, drawn: Drawn, bits: int) -> None:
 def _write_dicom(path: Path, drawn: Drawn, patient: int, number: int, seed: int) -> None:
     """A true Digital X-Ray file: 12 bits, every other one MONOCHROME1, with rescale and window."""
     from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+    from pydicom.uid import UID, ExplicitVRLittleEndian, generate_uid
 
     def uid(*parts: Any) -> Any:
         return generate_uid(prefix="2.25.", entropy_srcs=[str(part) for part in ("casebook", seed, *parts)])
 
     meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.1.1"
+    meta.MediaStorageSOPClassUID = UID("1.2.840.10008.5.1.4.1.1.1.1")  # Digital X-Ray, for presentation
     meta.MediaStorageSOPInstanceUID = uid("film", number)
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    meta.ImplementationClassUID = "2.25.1"
+    meta.ImplementationClassUID = UID("2.25.1")
     dataset = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
     dataset.SOPClassUID = meta.MediaStorageSOPClassUID
     dataset.SOPInstanceUID = meta.MediaStorageSOPInstanceUID

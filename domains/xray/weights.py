@@ -22,7 +22,7 @@ from shared.errors import InputError
 
 MAGIC = 0x1950A86A20F9469CFC6C
 
-_STORAGES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
+_STORAGES: dict[str, np.dtype[Any]] = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def test_grad_cam_finds_the_region_that_decides(tmp_path):
 def test_synthetic_films_are_drawn_for_other_patients_than_in_training():
     """Predict draws with another seed; the films differ pixel by pixel."""
     one, other = (
-        synthetic.draw(np.random.default_rng([seed, 1, 0]), 48, np.zeros(2), np.zeros(6), 1.0).pixels
+        synthetic.draw(np.random.default_rng([seed, 1, 0]), 48, np.zeros(2), [0.0] * 6, 1.0).pixels
         for seed in (7, 8)
     )
     assert not np.array_equal(one, other)

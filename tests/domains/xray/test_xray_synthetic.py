@@ -42,7 +42,7 @@ def test_the_sample_can_be_ingested_and_split_as_it_stands(tmp_path):
 
 def test_every_kind_of_file_shows_the_same_film(tmp_path, monkeypatch):
     """MONOCHROME1, MONOCHROME2, rescaled or not, PNG of 16 and 8 bits: one drawing, five files, one picture."""
-    drawn = synthetic.draw(np.random.default_rng(0), 64, np.ones(2), np.zeros(6), 1.0)
+    drawn = synthetic.draw(np.random.default_rng(0), 64, np.ones(2), [0.0] * 6, 1.0)
     monkeypatch.setattr(synthetic, "draw", lambda *_: drawn)
     synthetic.write(tmp_path, films=12, size=64, seed=0)
     kinds = set()
@@ -80,7 +80,7 @@ def test_brightness_tells_nothing_and_without_strength_no_pixel_does(strength):
     for number in range(120):
         films = [
             synthetic.draw(
-                np.random.default_rng([1, number]), 48, np.full(2, value), np.zeros(6), strength
+                np.random.default_rng([1, number]), 48, np.full(2, value), [0.0] * 6, strength
             ).pixels
             for value in (0.0, 1.0)
         ]

@@ -264,6 +264,8 @@ class Search:
             group = self._ran_like(self.trials[0])
             chosen = next(trial for trial in group if trial.batch_size == chosen.batch_size)
         best = _fastest(group)
+        if len(group) == 1:
+            return f"Batch {chosen.batch_size}: the only size that ran, {_speed(chosen)}."
         if best is chosen:
             return f"Batch {chosen.batch_size}: the fastest that ran, {_speed(chosen)}; no smaller came within 5%."
         return (

@@ -1,7 +1,7 @@
 """The parent's handles on the fork server and on one child: sockets, pipes and process ids.
 
-``shared/worker.py`` decides what to run and what its end means; ``shared/forkserver.py`` is
-what runs on the other side. All of a child's life is watched from the thread that asked for
+``shared/worker.py`` decides what to run and what its end means; ``shared/forkserver.py`` and
+``shared/forked.py`` are what runs on the other side. All of a child's life is watched from the thread that asked for
 it, in one loop over three streams: what it says, what it prints, and what the server says of it.
 """
 
@@ -29,7 +29,8 @@ from typing import IO, Any
 import cloudpickle
 
 from shared.errors import WorkerError
-from shared.forkserver import BEGUN, LENGTH, REFUSED, STATUS, kill
+from shared.forked import LENGTH
+from shared.forkserver import BEGUN, REFUSED, STATUS, kill
 
 _TAIL_BYTES = 16_000
 

@@ -169,6 +169,6 @@ def table(plan: ExecutionPlan) -> list[list[str]]:
 
     Columns: batch, precision, XLA, verdict, samples/s (± spread), step ms, compile s, memory, note.
     """
-    from shared import planning
+    from shared import plan_words
 
-    return planning.table(plan)
+    return plan_words.table(plan)

@@ -11,7 +11,7 @@ import logging
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from shared import files, fingerprint, lock, mixed_precision, progress, worker
 from shared.batch_size import Search, check_given_size, ladder
@@ -19,7 +19,7 @@ from shared.config import AcceleratorSection, PlanSection, TrainSection
 from shared.errors import CasebookError, DeviceError, InputError, TrainingError
 from shared.machine import Machine, machine
 from shared.plan import ExecutionPlan, Trial, Verdict
-from shared.training import learning_rate
+from shared.plan_words import cells, first_line, in_bytes, last_words, other_sentences, rate
 from shared.trial import Recipe, describe, measure
 from shared.worker import ChildTraceback, Outcome
 
@@ -184,7 +184,7 @@ def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
         raise
     seconds = search.clock() - began
     details = trials.details[chosen]
-    rule, factor, why_rate = _rate(here.section, chosen.batch_size)
+    rule, factor, why_rate = rate(here.section, chosen.batch_size)
     progress.emit("plan", total, total, note=f"batch {chosen.batch_size}, {chosen.precision}")
     return replace(
         base,
@@ -198,7 +198,7 @@ def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
         input_bound_share=details["input_bound_share"],
         search_seconds=round(seconds, 2),
         trials=tuple(search.trials),
-        reasons=(*search.reasons, *notes, why_rate, *_rest(base, details, here.facts)),
+        reasons=(*search.reasons, *notes, why_rate, *other_sentences(base, details, here.facts)),
         measured=True,
     )
 
@@ -230,7 +230,7 @@ class _Trials:
                 raise _as_error(outcome, f"The trial with batch {size} and {precision}")
         trial = _trial(size, precision, xla, outcome)
         self.details[trial] = outcome.value or {}
-        log.info("%s", " ".join(_cells(trial)))
+        log.info("%s", " ".join(cells(trial)))
         return trial
 
 
@@ -249,7 +249,7 @@ def _trial(size: int, precision: str, xla: bool, outcome: Outcome) -> Trial:
             size, precision, xla, "unsound", peak_bytes=outcome.peak_bytes, note=outcome.error.message
         )
     if outcome.verdict is not worker.Verdict.OK:
-        note = _last_words(outcome) if outcome.verdict is worker.Verdict.BUG else _first_line(outcome.message)
+        note = last_words(outcome) if outcome.verdict is worker.Verdict.BUG else first_line(outcome.message)
         return Trial(
             size, precision, xla, _VERDICTS[outcome.verdict], peak_bytes=outcome.peak_bytes, note=note
         )
@@ -274,37 +274,16 @@ def _as_error(outcome: Outcome, what: str) -> CasebookError:
     if isinstance(outcome.error, CasebookError):
         return outcome.error
     if outcome.verdict is worker.Verdict.BUG:
-        error = TrainingError(f"{what} failed: {_last_words(outcome)}.", "The cause is shown with --debug.")
+        error = TrainingError(f"{what} failed: {last_words(outcome)}.", "The cause is shown with --debug.")
     else:
         error = TrainingError(f"{what} failed. {outcome.message}")
     error.__cause__ = outcome.error or ChildTraceback(outcome.message)
     return error
 
 
-def _last_words(outcome: Outcome) -> str:
-    """The error's class and message in a line, without TensorFlow's long tails."""
-    if outcome.error is not None:
-        text = f"{type(outcome.error).__name__}: {outcome.error}"
-    else:
-        lines = [
-            line
-            for line in outcome.message.partition("\nThe last it printed:")[0].splitlines()
-            if line.strip()
-        ]
-        text = next(
-            (line for line in lines if line[:1].isalpha() and not line.startswith("Traceback")), lines[-1]
-        )
-    return _first_line(text).rstrip(".")
-
-
-def _first_line(text: str) -> str:
-    lines = text.strip().splitlines() or [""]
-    return lines[0] if len(lines[0]) <= 300 else lines[0][:297] + "..."
-
-
 def _unmeasured(base: ExecutionPlan, trial: Trial, here: _Place) -> ExecutionPlan:
     """What the person asked for in every point, although the trial did not end in time."""
-    rule, factor, why_rate = _rate(here.section, trial.batch_size)
+    rule, factor, why_rate = rate(here.section, trial.batch_size)
     return replace(
         base,
         precision=trial.precision,
@@ -319,39 +298,6 @@ def _unmeasured(base: ExecutionPlan, trial: Trial, here: _Place) -> ExecutionPla
             why_rate,
         ),
     )
-
-
-def _rate(section: PlanSection, size: int) -> tuple[Literal["square-root", "linear", "none"], float, str]:
-    rule = "square-root" if section.learning_rate_rule == "auto" else section.learning_rate_rule
-    factor = learning_rate.factor(rule, size)
-    reference = learning_rate.REFERENCE_BATCH
-    how = {
-        "square-root": f"the square root of {size}/{reference}, the rule for Adam",
-        "linear": f"{size}/{reference}, the linear rule",
-        "none": "no rule was asked for",
-    }[rule]
-    return cast(Any, rule), factor, f"Learning rate x{factor:.3g}: {how}."
-
-
-def _rest(base: ExecutionPlan, details: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """Sentences on steps per call, cache and input."""
-    needed, room = facts["count"] * facts["example_bytes"], base.cache_bytes
-    if facts["in_memory"]:
-        cache = "The examples lie in memory already."
-    elif needed <= room:
-        cache = f"The examples ({_bytes(needed)}) fit into the cache of {_bytes(room)}."
-    else:
-        cache = (
-            f"The examples ({_bytes(needed)}) do not fit into the cache of {_bytes(room)} and are streamed."
-        )
-    share = details["input_bound_share"]
-    waiting = (
-        "How long a step waits for input was not measured: reading is too slow to try."
-        if share is None
-        else details["advice"] or f"{share:.0%} of a step is spent waiting for input."
-    )
-    steps = details["steps_per_call"]
-    return [f"{steps} step{'s' if steps > 1 else ''} per call: a call takes about 0.1 s.", cache, waiting]
 
 
 def _tell(what: str, best: Trial | None, done: int, total: int) -> None:
@@ -380,46 +326,10 @@ def _suited(plan: ExecutionPlan, here: Machine) -> ExecutionPlan:
     cache = plan.cache_bytes
     if cache > here.memory_available_bytes:
         cache = _whole_mebibytes(CACHE_SHARE * here.memory_available_bytes)
-        reasons.append(f"The cache is {_bytes(cache)} now: less memory is free than when the plan was made.")
+        reasons.append(
+            f"The cache is {in_bytes(cache)} now: less memory is free than when the plan was made."
+        )
     return replace(plan, cache_bytes=cache, reasons=tuple(reasons), about={**plan.about, "kept": True})
-
-
-COLUMNS = ("batch", "precision", "XLA", "verdict", "samples/s", "step ms", "compile s", "memory", "note")
-
-
-def table(plan: ExecutionPlan) -> list[list[str]]:
-    return [list(COLUMNS), *(_cells(trial, _is_chosen(trial, plan)) for trial in plan.trials)]
-
-
-def _is_chosen(trial: Trial, plan: ExecutionPlan) -> bool:
-    return (trial.batch_size, trial.precision, trial.xla) == (plan.batch_size, plan.precision, plan.xla)
-
-
-def _cells(trial: Trial, chosen: bool = False) -> list[str]:
-    speed = step = compiled = memory = ""
-    if trial.samples_per_second is not None:
-        speed = f"{_three_digits(trial.samples_per_second)} ± {trial.spread or 0.0:.0%}"
-    if trial.step_seconds is not None:
-        step = _three_digits(trial.step_seconds * 1000)
-    if trial.compile_seconds is not None:
-        compiled = f"{trial.compile_seconds:.1f}"
-    if trial.peak_bytes is not None:
-        memory = _bytes(trial.peak_bytes)
-    note = "chosen" if chosen and trial.verdict == "fits" else trial.note
-    size, xla = str(trial.batch_size), "on" if trial.xla else "off"
-    return [size, trial.precision, xla, trial.verdict, speed, step, compiled, memory, note]
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _whole_mebibytes(count: float) -> int:

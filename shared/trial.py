@@ -43,6 +43,7 @@ MOST_STEPS_PER_CALL = 64
 _BLOCKS = 7
 _TIMED_SECONDS = 0.8
 _INPUT_SECONDS = 0.3
+_READING_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def _built(work: Work, pool: Any, device: Accelerator) -> None:
 
 
 def _pool(source: Source, rows: int) -> Any:
-    """The first examples as one batch of tensors, in the source's own structure."""
+    """The first examples as one batch of tensors, in the source's own structure; fewer where reading is slow."""
     import tensorflow as tf
 
     from shared.errors import InputError
@@ -263,8 +264,14 @@ def _pool(source: Source, rows: int) -> Any:
         if source.gather is not None:
             return tf.nest.map_structure(tf.convert_to_tensor, source.gather(tf.range(rows, dtype=tf.int64)))
         assert source.dataset is not None
-        for batch in source.dataset.take(rows).batch(rows):
-            return batch
+        began = time.perf_counter()
+        parts = []
+        for part in source.dataset.take(rows).batch(min(rows, 8)):
+            parts.append(part)
+            if time.perf_counter() - began > _READING_SECONDS:
+                break
+        if parts:
+            return tf.nest.map_structure(lambda *pieces: tf.concat(pieces, axis=0), *parts)
     raise InputError("The tf.data set of the training examples is empty.")
 
 

@@ -165,6 +165,9 @@ def test_xla_is_tried_once_at_the_chosen_size():
 
 
 def test_the_budget_ends_the_climb_and_keeps_the_best_so_far():
+    only = Machine(plain(100), seconds=10).search([8, 16], seconds=15)
+    only.run()
+    assert "Batch 8: the only size that ran, 100 samples/s." in reasons(only)
     machine = Machine(plain(100, 180, 300, 500), seconds=10)
     search = machine.search([8, 16, 32, 64], ["float32", "mixed_bfloat16"], xla=None, seconds=25)
     assert search.run().batch_size == 16

@@ -153,6 +153,29 @@ def test_no_examples():
 
 
 @pytest.mark.slow
+def test_examples_that_do_not_fit_are_streamed_in_the_trial_too(monkeypatch):
+    monkeypatch.setattr(planning, "CACHE_SHARE", 0.0)
+    found = plan.search(model, data, loss=loss, section=ONE_TRIAL)
+    assert found.cache_bytes == 0
+    assert 0 <= found.input_bound_share <= 1
+    assert any("are streamed" in reason for reason in found.reasons)
+
+    def slow():
+        import time
+
+        import tensorflow as tf
+
+        def read(x, y):
+            return tf.py_function(lambda x: (time.sleep(0.05), x)[1], [x], tf.float32), y
+
+        return data().map(lambda x, y: (tf.ensure_shape(read(x, y)[0], [3]), y))
+
+    found = plan.search(model, slow, loss=loss, section=ONE_TRIAL)
+    assert found.input_bound_share is None
+    assert any("reading is too slow to try" in reason for reason in found.reasons)
+
+
+@pytest.mark.slow
 def test_memory_ends_the_climb():
     def hungry():
         import keras

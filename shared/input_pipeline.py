@@ -267,7 +267,9 @@ def advice(share: float, *, in_memory: bool, augmented: bool, epoch_seconds: flo
     how_much = "A high" if share >= HIGH else "A moderate"
     remedies = []
     if not in_memory:
-        remedies.append("give the cache more memory (plan.cache_bytes), or smaller examples")
+        remedies.append(
+            "run where more memory is free, so that the examples fit into it, or make them smaller"
+        )
     if augmented:
         remedies.append("make the augmentation cheaper, or run it inside the model")
     remedies.append("give the input pipeline more CPU cores")

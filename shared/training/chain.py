@@ -221,7 +221,7 @@ def shuffle_labels(source: Source, seed: int) -> Source:
     if source.gather is None:
         raise InputError(
             "Labels can be shuffled only among examples that fit into memory.",
-            "Raise plan.cache_bytes, or use --gate.guards standard.",
+            "Run where more memory is free, or take --gate.guards standard.",
         )
     gather = source.gather
     dealt = tf.constant(np.random.default_rng([seed, 0x5AFE]).permutation(source.count), tf.int64)

@@ -237,9 +237,9 @@ def test_advice_only_where_it_is_needed():
     high = advice(0.4, in_memory=False, augmented=True)
     assert "high" in high
     assert "40%" in high
-    assert "cache" in high
+    assert "memory" in high
     assert "augmentation" in high
-    assert "cache" not in advice(0.4, in_memory=True, augmented=True)
+    assert "memory" not in advice(0.4, in_memory=True, augmented=True)
     assert advice(0.4, in_memory=True, augmented=True, epoch_seconds=0.02).endswith("little is lost.")
 
 

@@ -34,8 +34,8 @@ def mean(members: Sequence[Predictions]) -> Predictions:
     for other in members[1:]:
         if not np.array_equal(first.keys, other.keys):
             raise CasebookError("The members of an ensemble predicted different examples.")
-    values = np.mean([member.values for member in members], axis=0, dtype=np.float64)
-    return replace(first, values=values.astype(np.float32))
+    values = np.mean(np.stack([member.values for member in members]), axis=0, dtype=np.float64)
+    return replace(first, values=np.asarray(values, np.float32))
 
 
 def pooled(folds: Sequence[Predictions]) -> Predictions:

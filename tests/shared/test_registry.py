@@ -21,7 +21,12 @@ def publish(runs: Path, name: str, *, promote_it: bool) -> registry.Version:
     card = {"decision": {"threshold": 0.3}, "config": {"source": "x"}, "synthetic": True}
     files.write_json(model / registry.MODEL_CARD, card)
     tracked = registry.track(
-        "toy", name, settings={"train.epochs": 3}, metrics={"AUROC (mean), 95%": 0.7, "undefined": float("nan")}, epochs=[("loss", 0, 1.0)], tags={}
+        "toy",
+        name,
+        settings={"train.epochs": 3},
+        metrics={"AUROC (mean), 95%": 0.7, "undefined": float("nan")},
+        epochs=[("loss", 0, 1.0)],
+        tags={},
     )
     return registry.register(
         "toy", name, model, tracked=tracked, score="AUROC 0.7", synthetic=True, promote_it=promote_it

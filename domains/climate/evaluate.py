@@ -238,6 +238,7 @@ def _figures(
     per_map = [
         baselines.rmse(v[None], t[None], grid.area()) for v, t in zip(model.values, model.truth, strict=True)
     ]
+    simplest = "bilinear" if task == "downscaling" else "climatology"
     typical = int(np.argsort(per_map)[len(per_map) // 2])
     figures.errors_in_time(out / "rmse-by-year.png", said, grid, unit)
     figures.bias_maps(
@@ -251,6 +252,7 @@ def _figures(
         str(model.keys[typical]),
         model.truth[typical],
         {"model": model.values[typical], best: rival.values[typical]},
+        (simplest, said[simplest].values[typical]),
         grid,
         unit,
     )
@@ -266,7 +268,7 @@ def _figures(
         ),
         Figure(
             out / "example.png",
-            f"The test map with the median error, {model.keys[typical]}: the true {what}, the model's, the best "
-            f"baseline's ({best}), and what each got wrong.",
+            f"The test map with the median error, {model.keys[typical]}: the true {what}, the model's and the best "
+            f"baseline's ({best}); below, what was to be found over {simplest}, and what each got wrong.",
         ),
     ]

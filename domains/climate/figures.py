@@ -81,9 +81,15 @@ def bias_maps(path: Path, errors: Mapping[str, Mapping[str, Any]], grid: Grid, u
 
 
 def example(
-    path: Path, key: str, truth: np.ndarray, said: Mapping[str, np.ndarray], grid: Grid, unit: str
+    path: Path,
+    key: str,
+    truth: np.ndarray,
+    said: Mapping[str, np.ndarray],
+    reference: tuple[str, np.ndarray],
+    grid: Grid,
+    unit: str,
 ) -> None:
-    """Truth and maps (top), and what each got wrong (bottom) beside the detail that was to be found."""
+    """Truth and maps (top); below, what was to be found over ``reference`` and what each got wrong."""
     figure = _figure(*_size(grid, 1 + len(said), 2))
     axes = figure.subplots(2, 1 + len(said), squeeze=False, sharex=True, sharey=True)
     low, high = float(np.nanmin(truth)), float(np.nanmax(truth))
@@ -97,12 +103,13 @@ def example(
         axes[0, column].set_title(name, loc="left")
         rmse = baselines.rmse(values[None], truth[None], grid.area())
         axes[1, column].set_title(f"{name} - truth, RMSE {rmse:.3f} {unit}", loc="left")
-    first, second = (wrong[name] for name in list(said)[:2])
-    gain = _map(axes[1, 0], np.abs(second) - np.abs(first), grid, "PiYG", -widest, widest)
-    axes[1, 0].set_title("where the model is closer (green)", loc="left")
+    sought = truth - reference[1]
+    far = _high(np.abs(sought))
+    left = _map(axes[1, 0], sought, grid, "PuOr_r", -far, far)
+    axes[1, 0].set_title(f"to be found: truth - {reference[0]}", loc="left")
     _bar(figure, top, axes[0], unit, "neither")
     _bar(figure, below, axes[1, 1:], f"error, {unit}", "both")
-    _bar(figure, gain, [axes[1, 0]], "", "both", show=False)
+    _bar(figure, left, [axes[1, 0]], "", "both", where="left")
     _save(figure, path)
 
 
@@ -149,12 +156,11 @@ def _degrees(positive: str, negative: str) -> Any:
     return write
 
 
-def _bar(figure: Figure, mesh: Any, axes: Any, label: str, extend: str, *, show: bool = True) -> None:
-    if show:
-        bar = figure.colorbar(
-            mesh, ax=list(axes), label=label, extend=extend, shrink=0.86, aspect=22, pad=0.015
-        )
-        bar.outline.set_visible(False)
+def _bar(figure: Figure, mesh: Any, axes: Any, label: str, extend: str, where: str = "right") -> None:
+    bar = figure.colorbar(
+        mesh, ax=list(axes), label=label, extend=extend, shrink=0.86, aspect=22, pad=0.015, location=where
+    )
+    bar.outline.set_visible(False)  # type: ignore[operator]
 
 
 def _high(values: np.ndarray) -> float:

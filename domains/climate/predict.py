@@ -55,6 +55,7 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
     written: list[Path] = []
     quarantine: list[Quarantined] = []
     facts: dict[str, Any] = {}
+    told: dict[str, list[str]] = {}
     scored, remedy, headline = 0, "", ""
     with tempfile.TemporaryDirectory() as scratch:
         named, _, _ = source_files(source, Path(scratch))
@@ -84,7 +85,7 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
             )
             written.append(target)
             scored += len(result.times)
-            facts[target.name] = result.how
+            told.setdefault(result.how, []).append(target.name)
             headline = headline or _headline(result, decision, series)
             _note_range(facts, series, decision)
     progress.emit("predict", len(named), len(named))
@@ -93,6 +94,9 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
         raise InputError(f"No usable file among {len(named)}. {reasons}", remedy or "Check --source.")
     if len(written) > 1:
         headline = f"{scored} maps in {len(written)} files. First: {headline}"
+    for how, names in told.items():
+        facts["input" if len(told) == 1 else ", ".join(names)] = how
+    facts["files"] = ", ".join(path.name for path in written)
     facts["unit"] = decision["unit"]
     facts["read back"] = "equal in values, coordinates and times"
     return Summary(written[0], scored, headline, quarantine, facts)

@@ -98,7 +98,17 @@ def test_a_fine_file_is_averaged_first_and_a_larger_area_is_cut(tmp_path: Path) 
     summary, found = run(tmp_path, save(wide, tmp_path / "wide.nc"), published(tmp_path))
     part = wide["tas"].values[:, 2:10, 5:13]
     assert np.allclose(found["tas"][:, 7, 7], grids.coarsen(part, FINE, 4)[:, 1, 1])
-    assert "the input was fine already" in summary.facts["wide-fine.nc"]
+    assert "the input was fine already" in summary.facts["input"]
+
+
+def test_chunks_and_packing_of_the_input_do_not_travel(tmp_path: Path) -> None:
+    stored = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 280.0, "_FillValue": -32768}
+    given = coarse().isel(time=slice(0, 5))
+    path = save(given, tmp_path / "in.nc", tas={**stored, "chunksizes": (5, 2, 1)})
+    _, found = run(tmp_path, path, published(tmp_path))
+    assert found["tas"].encoding["dtype"] == np.float32
+    assert "scale_factor" not in found["tas"].encoding
+    assert np.allclose(found["tas"][:, 5, 5], given["tas"][:, 1, 1], atol=0.006)
 
 
 def test_a_bad_file_is_set_aside_and_the_rest_is_scored(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, cast
 
 from shared.config import PlanSection
@@ -75,13 +76,13 @@ def last_words(outcome: Outcome) -> str:
     text = outcome.message.partition("\nThe last it printed:")[0]
     if outcome.error is not None:
         text = f"{type(outcome.error).__name__}: {outcome.error}"
-    elif "Traceback (most recent call last)" in text:
-        lines = text.splitlines()
-        # The error follows the last frame, of which the lines are indented.
-        text = "\n".join(lines[1 + max(n for n, line in enumerate(lines) if line[:2] == "  ") :])
-    if "in user code:" in first_line(text):  # AutoGraph's: what went wrong comes last
-        text = [line for line in text.splitlines() if line.strip()][-1]
-    return first_line(text).rstrip(".")
+    # Keras puts the true message, in bold, under the name of the layer.
+    text = re.sub(
+        r"Exception encountered when calling ([\w.]+)\(\)\.\s+\x1b\[1m(.*?)\x1b\[0m", r"\2 (in \1)", text
+    )
+    # AutoGraph tells the true error last, indented, behind "in user code:" and its own frames.
+    named = re.findall(r"^\s*(?:[\w.]+\.)?(\w+(?:Error|Exception|Exit): .*)$", text, re.MULTILINE)
+    return first_line(named[-1] if named else text).rstrip(".")
 
 
 def first_line(text: str) -> str:

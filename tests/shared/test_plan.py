@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared import plan, planning, progress, worker
+from shared import plan, plan_words, planning, progress, worker
 from shared.config import AcceleratorSection, DomainConfig, PlanSection
 from shared.errors import InputError, TrainingError
 from shared.machine import machine
@@ -137,7 +137,9 @@ def test_a_bug_that_only_training_shows():
 
         return keras.losses.categorical_crossentropy(y, p * np.ones((7, 5), "float32"))
 
-    with pytest.raises(TrainingError, match="The trial with batch 16 and float32 failed: "):
+    with pytest.raises(
+        TrainingError, match="batch 16 and float32 failed: NotImplementedError: Cannot convert"
+    ):
         plan.search(model, data, loss=other_shape, section=ONE_TRIAL)
 
 
@@ -286,3 +288,21 @@ def test_spread_and_steps_per_call():
 def test_a_worker_that_fails_to_build_is_told_as_such():
     outcome = worker.Outcome(worker.Verdict.TIMED_OUT, message="It was stopped at its limit of 600 s.")
     assert "Building failed. It was stopped" in planning._as_error(outcome, "Building").message
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "words"),
+    [
+        (ValueError("one\ntwo."), "", "ValueError: one"),
+        (None, "Traceback (most recent call last):\n  File\na.b.OpError: deep\n\nmore", "OpError: deep"),
+        (TypeError("in user code:\n\n    File x  *\n\n    ValueError: 7 and 5\n"), "", "ValueError: 7 and 5"),
+        (
+            ValueError("Exception encountered when calling D.call().\n\n\x1b[1mOdd.\x1b[0m\n\nArguments"),
+            "",
+            "ValueError: Odd. (in D.call)",
+        ),
+        (None, "It left.\nThe last it printed:\n    OSError: no", "It left"),
+    ],
+)
+def test_last_words(error, message, words):
+    assert plan_words.last_words(worker.Outcome(worker.Verdict.BUG, None, error, message)) == words

@@ -54,8 +54,10 @@ def plans_root() -> Path:
 
 
 def locks_root() -> Path:
-    """Folder of the machine's locks."""
-    return Path(os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir())
+    """Folder of the machine's locks; made where it is named and missing."""
+    folder = Path(os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def tracking_uri() -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from domains.stocks.config import StocksConfig
 from shared.contract import (
@@ -23,6 +21,9 @@ from shared.contract import (
     Split,
     Summary,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Stocks(Domain):
@@ -58,9 +59,9 @@ class Stocks(Domain):
         return baselines.baselines(prepared, config, fold)
 
     def score(self, prepared: Path, config: StocksConfig) -> Score:
-        from domains.stocks import data, evaluate
+        from domains.stocks import data, score
 
-        return evaluate.score(data.folds(prepared, config), config)
+        return score.score(data.folds(prepared, config), config)
 
     def evaluate(self, results: Sequence[FoldResult], config: StocksConfig, out: Path) -> Evaluation:
         from domains.stocks import evaluate

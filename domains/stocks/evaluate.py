@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from domains.stocks import backtest, figures
-from shared.contract import Evaluation, Figure, Fold, FoldResult, Metric, Predictions, Score, Table
+from domains.stocks.score import OfLabel, names, of_label, score, scored
+from shared.contract import Evaluation, Figure, FoldResult, Metric, Predictions, Table
 from shared.evaluation import calibration, metrics
 from shared.evaluation.predictions import pooled
 
@@ -25,86 +26,6 @@ LIMITS = (
 )
 
 
-@dataclass(frozen=True)
-class OfLabel:
-    """A metric of :mod:`shared.evaluation.metrics` on the label alone.
-
-    Truth in this domain has two columns, up and what the next session earned; the second is for
-    the backtest only.
-    """
-
-    metric: Any
-
-    def __call__(self, predictions: Predictions) -> float:
-        return float(self.metric(of_label(predictions)))
-
-    def resampled(self, predictions: Predictions, counts: np.ndarray) -> np.ndarray:
-        values: np.ndarray = self.metric.resampled(of_label(predictions), counts)
-        return values
-
-
-def of_label(predictions: Predictions) -> Predictions:
-    """``predictions`` with the label as its only truth, ``[n, 1]``."""
-    return replace(predictions, truth=predictions.truth[:, :1])
-
-
-@dataclass(frozen=True)
-class WithinFolds:
-    """AUROC of each fold's test, averaged by number of examples.
-
-    Pairs of one fold only are ranked: its probabilities come from one model. Over all folds at once a
-    constant baseline would score other than one half, by how the base rate happened to drift from
-    fold to fold, and so would part of every model's number be drift.
-
-    Attributes:
-        starts: First test session of each fold, ISO, ascending.
-    """
-
-    starts: tuple[str, ...]
-
-    def __call__(self, predictions: Predictions) -> float:
-        return float(self.resampled(predictions, np.ones((1, len(predictions))))[0])
-
-    def resampled(self, predictions: Predictions, counts: np.ndarray) -> np.ndarray:
-        """``[R]`` values, given how often each example was drawn, ``[R, n]``.
-
-        A fold of which a resample drew one class only is left out of that resample.
-        """
-        sessions = _names(predictions.keys)[1].astype(str)
-        fold = np.searchsorted(np.array(self.starts), sessions, side="right")
-        total, weight = np.zeros(len(counts)), np.zeros(len(counts))
-        for number in np.unique(fold):
-            mine = np.flatnonzero(fold == number)
-            drawn = counts[:, mine]
-            value = metrics.auroc.resampled(of_label(predictions.take(mine)), drawn)
-            known = np.isfinite(value)
-            total += np.where(known, value, 0.0) * drawn.sum(axis=1)
-            weight += known * drawn.sum(axis=1)
-        return np.divide(total, weight, out=np.full(len(counts), np.nan), where=weight > 0)
-
-
-def score(folds: Sequence[Fold], config: StocksConfig) -> Score:
-    """AUROC: the chance that a stock that rose was given a higher probability than one that fell.
-
-    Why not MCC: it needs a threshold, which a drifting base rate moves, and is 0 or undefined where
-    one class is never predicted, as weak signals often lead to. AUROC asks for ranking only, is 0.5
-    for any constant whatever the market did, and is stable under resampling. MCC at one half is
-    reported beside it.
-
-    Neighbouring sessions share most of their label's span and tickers move together: whole
-    stretches of sessions are resampled, on average four horizons (at least 20 sessions) long.
-    """
-    starts = tuple(sorted(min(_names(fold.keys[fold.splits["test"]])[1]).astype(str) for fold in folds))
-    return _scored("AUROC", WithinFolds(starts), config, chance=0.5)
-
-
-def _scored(
-    name: str, of: Any, config: StocksConfig, *, higher: bool = True, chance: float | None = None
-) -> Score:
-    block = float(max(20, 4 * config.window.horizon))
-    return Score(name, of, higher_is_better=higher, chance=chance, resample="blocks", block=block)
-
-
 def evaluate(results: Sequence[FoldResult], config: StocksConfig, out: Path) -> Evaluation:
     """Metrics with intervals, tables by fold and ticker, the backtest, and the calibration to publish."""
     temperatures = [_temperature(result.validation) for result in results]
@@ -113,7 +34,7 @@ def evaluate(results: Sequence[FoldResult], config: StocksConfig, out: Path) -> 
         for result, temperature in zip(results, temperatures, strict=True)
     ]
     pool = pooled(calibrated)
-    tickers, sessions = _names(pool.keys)
+    tickers, sessions = names(pool.keys)
     strategy, held = backtest.run(
         tickers, sessions, pool.values[:, 0], pool.truth[:, 1].astype(np.float64), config.backtest
     )
@@ -158,12 +79,6 @@ def _temperature(validation: Predictions) -> float:
     return calibration.temperature(validation.values[:, 0], validation.truth[:, 0])
 
 
-def _names(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ticker and session of each key; a ticker may hold a slash itself."""
-    parts = np.array([key.rsplit("/", 1) for key in keys])
-    return parts[:, 0], parts[:, 1].astype("datetime64[D]")
-
-
 def _compared(results: Sequence[FoldResult], config: StocksConfig) -> metrics.Comparison:
     pools = {"model": pooled([result.test for result in results])}
     for name in results[0].baselines:
@@ -193,7 +108,7 @@ def _metrics(pool: Predictions, model: Any, config: StocksConfig) -> list[Metric
     gate = config.gate
     found = [
         metrics.interval(
-            _scored(name, OfLabel(metric), config, higher=higher), pool,
+            scored(name, OfLabel(metric), config, higher=higher), pool,
             resamples=gate.resamples, confidence=gate.confidence, note=note,
         )
         for name, metric, higher, note in asked

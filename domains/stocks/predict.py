@@ -91,10 +91,9 @@ def predict(
         ),
         quarantine=[*prices.quarantine, *(Quarantined(name, reason) for name, reason in short.items())],
         facts={
-            "model": model.label,
             "prices": "adjusted" if prices.adjusted == "adj_close" else "not adjusted",
             "lowest": f"{tickers[-1]} {probability[-1]:.0%}",
-            "newest session": str(panel.session.max()),
+            "newest": str(panel.session.max()),
         },
     )
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from domains.stocks.dates import calendar
-from domains.stocks.reading import PRICES, Bars
+from domains.stocks.reading import Bars
+from domains.stocks.tables import PRICES
 from shared.contract import Quarantined
 from shared.errors import InputError
 

@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from domains.stocks import domain
 from domains.stocks.config import StocksConfig
-from domains.stocks.evaluate import OfLabel, WithinFolds, calibrate
+from domains.stocks.evaluate import calibrate
+from domains.stocks.score import OfLabel, WithinFolds
 from shared.contract import Evaluation, Fold, FoldResult, Predictions
 from shared.evaluation import metrics
 

@@ -1,7 +1,7 @@
 """``casebook doctor``: what works on this machine, what does not, and how to mend it.
 
-Every finding is a :class:`pipelines.installation.Check`. Devices are asked in children with time limits, because a
-driver that hangs is one of the things that people call a doctor for.
+Every finding is a :class:`pipelines.installation.Check`. Devices are asked in children with
+time limits, because a driver that hangs is one of the things that people call a doctor for.
 """
 
 from __future__ import annotations

@@ -102,9 +102,8 @@ def kind_of(annotation: Any) -> str:
         return "TABLE"
     if origin is not None and inside:  # Annotated
         return kind_of(inside[0])
-    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(
-        annotation, getattr(annotation, "__name__", "VALUE")
-    )
+    words = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
+    return words.get(annotation, getattr(annotation, "__name__", "VALUE"))
 
 
 def _describe(key: str, info: FieldInfo) -> str:

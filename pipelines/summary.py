@@ -164,9 +164,10 @@ def _loud(console: Console, text: str) -> None:
 
 
 def _facts(console: Console, rows: Sequence[tuple[str, str]]) -> None:
+    width = max(10, *(len(name) for name, _ in rows))
     for name, value in rows:
         if value:
-            console.print(Text.assemble((f"  {name:<11}", "dim"), value))
+            console.print(Text.assemble((f"  {name:<{width}} ", "dim"), value))
 
 
 def _data(summary: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.commands.options import QUIET, Screen, Settings, configured
-from shared.runs.folder import Run, list_runs
 
 
 def status(
@@ -26,6 +25,7 @@ def status(
     """
     from pipelines.summary import of_run, show
     from pipelines.terminal import output
+    from shared.runs.folder import Run, list_runs
 
     if run is not None:
         summary = of_run(Run.open(run).path)
@@ -68,6 +68,7 @@ def report(run: str = "last", /, *, screen: Screen = QUIET) -> None:
     run
         Id or folder of a run, or `last`.
     """
+    from shared.runs.folder import Run
     from shared.runs.report import write
 
     path = write(Run.open(run).path)

@@ -303,6 +303,26 @@ print(time.process_time(), *({HEAVY!r} & set(sys.modules)), file=sys.stderr)
     assert min(costs) <= 0.45
 
 
+def test_prefect_is_quiet_unless_asked_and_a_persons_own_settings_win(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipelines.prefect_setup import apply, environment
+
+    console = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+    assert environment()[console] == "CRITICAL"
+    assert console not in environment(verbose=True)
+    assert environment(debug=True)["PREFECT_LOGGING_LEVEL"] == "DEBUG"
+    for asked in ({}, {"verbose": True}, {"debug": True}):
+        values = environment(**asked)
+        assert values["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+        assert values["PREFECT_LOGGING_EXTRA_LOGGERS"] == "casebook", "our lines reach the flow's log"
+    ours = {"PREFECT_LOGGING_EXTRA_LOGGERS": "mine"}
+    monkeypatch.setattr(os, "environ", ours)
+    apply(verbose=True)
+    assert ours["PREFECT_LOGGING_EXTRA_LOGGERS"] == "mine"
+    assert ours["DO_NOT_TRACK"] == "1"
+
+
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_cleanly(how: signal.Signals, status: int, tmp_path: Path) -> None:
     """Also when started in the background of a script, where SIGINT comes ignored."""

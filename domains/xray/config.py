@@ -90,9 +90,9 @@ class ModelSection(Section):
     )
     head_epochs: int = Field(40, ge=1, description="Epochs of the head on frozen features.")
     head_rate: float = Field(3e-3, gt=0, description="Learning rate of the head.")
-    tune_epochs: int = Field(10, ge=1, description="Epochs with the last blocks unfrozen.")
-    tune_rate: float = Field(5e-5, gt=0, description="Learning rate with the last blocks unfrozen.")
-    unfreeze: int = Field(4, ge=1, description="How many of the last blocks are unfrozen.")
+    tune_epochs: int = Field(6, ge=1, description="Epochs with the last blocks unfrozen.")
+    tune_rate: float = Field(2e-5, gt=0, description="Learning rate with the last blocks unfrozen.")
+    unfreeze: int = Field(3, ge=1, description="How many of the last blocks are unfrozen.")
     positive_weight: Literal["balanced", "none"] = Field(
         "balanced",
         description="balanced: a rare finding's positives weigh as much as its negatives (up to 20x).",

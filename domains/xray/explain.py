@@ -22,23 +22,30 @@ if TYPE_CHECKING:
     import keras
 
 _SHOWN = 4
+_FINE = 8
 
 
 def grad_cam(model: keras.Model, films: np.ndarray, label: int) -> np.ndarray:
     """Heat maps float32 ``[n, size, size]`` in 0..1 of films ``[n, size, size, 1]`` for a label.
 
-    Each map of the last convolution is weighted by the mean gradient of the label's log-odds; what
-    lowers them is cut off. A film where nothing raises them gets zeros.
+    Each map of a late layer is weighted by the mean gradient of the label's log-odds; what
+    lowers them is cut off. The layer is the last one with maps of 8 x 8 or finer: small films leave the
+    very last layer 4 x 4, which shows a quarter of a chest at a time. A film where nothing raises the
+    log-odds gets zeros.
     """
     import keras
     import tensorflow as tf
 
     assert_range(films)
+    body = next(layer for layer in model.layers if isinstance(layer, keras.Model))
+    maps = _late_maps(body)
     pool, last = model.get_layer("pool"), model.get_layer("labels")
-    activation = keras.Model(model.input, pool.input)(tf.constant(films, tf.float32), training=False)
+    rest = keras.Model(maps, body.output)
+    activation = keras.Model(body.input, maps)(tf.constant(films, tf.float32), training=False)
     with tf.GradientTape() as tape:
         tape.watch(activation)
-        p = tf.clip_by_value(last(pool(activation))[:, label], 1e-7, 1 - 1e-7)
+        p = last(pool(rest(activation, training=False)))[:, label]
+        p = tf.clip_by_value(p, 1e-7, 1 - 1e-7)
         log_odds = tf.reduce_sum(tf.math.log(p) - tf.math.log1p(-p))
     gradient = tape.gradient(log_odds, activation)
     weight = tf.reduce_mean(gradient, axis=[1, 2], keepdims=True)
@@ -46,6 +53,17 @@ def grad_cam(model: keras.Model, films: np.ndarray, label: int) -> np.ndarray:
     heat = tf.image.resize(heat, films.shape[1:3], method="bilinear")[..., 0].numpy()
     top = heat.max(axis=(1, 2), keepdims=True)
     return np.divide(heat, top, out=np.zeros_like(heat), where=top > 0)
+
+
+def _late_maps(body: keras.Model) -> Any:
+    """The output of the last block whose maps are 8 x 8 or finer; of the last layer where all are coarser."""
+    outputs = [
+        layer.output
+        for layer in body.layers
+        if layer.name.endswith(("_add", "_project_bn", "_conv", "_relu6")) and len(layer.output.shape) == 4
+    ]
+    fine = [output for output in outputs if (output.shape[1] or 0) >= _FINE]
+    return fine[-1] if fine else body.output
 
 
 def figures(

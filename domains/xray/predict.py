@@ -208,7 +208,7 @@ def _summary(
         )
     else:
         headline = f"No film could be scored; {len(quarantine)} are set aside with reasons."
-    facts: dict[str, Any] = {"model": model.label}
+    facts: dict[str, Any] = {}
     if model.synthetic:
         facts["beware"] = _SYNTHETIC
     for column, name in enumerate(decision.labels):

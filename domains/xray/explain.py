@@ -7,7 +7,7 @@ medical: a side marker or a tube can light up, and that is what to look for.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,11 +40,12 @@ def grad_cam(model: keras.Model, films: np.ndarray, label: int) -> np.ndarray:
     body = next(layer for layer in model.layers if isinstance(layer, keras.Model))
     maps = _late_maps(body)
     pool, last = model.get_layer("pool"), model.get_layer("labels")
-    rest = keras.Model(maps, body.output)
+    rest = None if maps is body.output else keras.Model(maps, body.output)
     activation = keras.Model(body.input, maps)(tf.constant(films, tf.float32), training=False)
     with tf.GradientTape() as tape:
         tape.watch(activation)
-        p = last(pool(rest(activation, training=False)))[:, label]
+        final = activation if rest is None else rest(activation, training=False)
+        p = last(pool(final))[:, label]
         p = tf.clip_by_value(p, 1e-7, 1 - 1e-7)
         log_odds = tf.reduce_sum(tf.math.log(p) - tf.math.log1p(-p))
     gradient = tape.gradient(log_odds, activation)

@@ -76,6 +76,12 @@ def run(arguments: Sequence[str]) -> int:
             show(app, words[0], words[1])
             return 0
         result = app(words, exit_on_error=False, print_error=True)
+        if words[-1:] in (["--help"], ["-h"]) and words[0] in WITH_DOMAIN:
+            from shared.contract import domain_names
+
+            print(
+                f"Domains: {', '.join(domain_names())}. `casebook {words[0]} DOMAIN --help` lists its settings."
+            )
     except CycloptsError:
         return WRONG_INPUT
     except KeyboardInterrupt as signalled:

@@ -302,7 +302,8 @@ def _value(text: str, blank: Missing, uncertain: Missing, where: str) -> float:
     """
     if not _is_label(text):
         raise InputError(
-            f"{where}: a label is 0, 1, -1 or blank, received {text[:20]!r}.",
+            # A long text may be a name, from a column that was meant for something else.
+            f"{where}: a label is 0, 1, -1 or blank, received {repr(text) if len(text) < 5 else 'a longer text'}.",
             "Correct the row, or leave the column out with labels.names.",
         )
     if text.strip().lower() in _NOTHING:

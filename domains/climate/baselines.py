@@ -100,7 +100,7 @@ def downscaling(data: Prepared, config: ClimateConfig, fold: Fold) -> dict[str, 
     return {
         "bilinear": bilinear(test),
         "bilinear + offset": plain(test),
-        "bilinear + offset, block means kept": conserving(test, plain(test)),
+        "bilinear + offset, conserving": conserving(test, plain(test)),
         "ridge": ridge(best(ridge), test),
         "local ridge": local_ridge(best(local_ridge), test),
     }

@@ -31,7 +31,7 @@ DOWNSCALING_LIMIT = (
 )
 FORECAST_LIMIT = (
     "Next-year temperature is mostly weather: the best a forecast can do is little better than the mean of the "
-    "past years. No forcing (greenhouse gases, volcanoes) is known to the model."
+    "past years. No forcing (greenhouse gases, volcanoes) is known to the model, nor the month of monthly maps."
 )
 
 

@@ -102,7 +102,7 @@ def example(
         below = _map(axes[1, column], wrong[name], grid, DIFFERENCE, -widest, widest)
         axes[0, column].set_title(name, loc="left")
         rmse = baselines.rmse(values[None], truth[None], grid.area())
-        axes[1, column].set_title(f"{name} - truth, RMSE {rmse:.3f} {unit}", loc="left")
+        axes[1, column].set_title(f"its error, RMSE {rmse:.3f} {unit}", loc="left")
     sought = truth - reference[1]
     far = _high(np.abs(sought))
     left = _map(axes[1, 0], sought, grid, "PuOr_r", -far, far)

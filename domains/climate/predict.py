@@ -216,7 +216,8 @@ def _note_range(facts: dict[str, Any], series: Series, decision: Any) -> None:
     outside = known & ((series.values < decision["lowest"]) | (series.values > decision["highest"]))
     share = float(outside.sum() / known.sum())
     if share > 0:
-        facts[f"{series.variable} outside the training range"] = f"{share:.2%} of the input cells"
+        told = f"{share:.2%}" if share >= 1e-4 else "under 0.01%"
+        facts[f"{series.variable} outside the training range"] = f"{told} of the input cells"
 
 
 def _free(path: Path) -> Path:

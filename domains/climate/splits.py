@@ -71,7 +71,7 @@ def fold(data: Prepared, config: ClimateConfig) -> Fold:
         spans=np.stack([at, at], axis=1) if in_time else None,
         about={
             **{name: _described(data, examples.target[rows]) for name, rows in splits.items()},
-            "train windows left out, because they look at held-out years": purged,
+            **({"windows left out of train": f"{purged}, which look at held-out years"} if purged else {}),
             "task": config.task,
             "variable": data.meta["variable"],
             "standard_name": data.meta["standard_name"],

@@ -27,7 +27,7 @@ def test_downscaling_on_the_real_runs(iris: tuple[Path, ClimateConfig]) -> None:
     assert (score.unit, score.higher_is_better, score.resample) == ("K", False, "blocks")
     assert found["bilinear"] == pytest.approx(1.118, abs=0.002)
     assert found["bilinear + offset"] == pytest.approx(0.222, abs=0.001)
-    assert found["bilinear + offset, block means kept"] == pytest.approx(0.199, abs=0.001)
+    assert found["bilinear + offset, conserving"] == pytest.approx(0.199, abs=0.001)
     assert found["ridge"] == pytest.approx(0.173, abs=0.001)
     assert found["local ridge"] == pytest.approx(0.158, abs=0.001)
 

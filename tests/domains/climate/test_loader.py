@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import cftime
 import iris_sample_data
@@ -67,7 +68,12 @@ def test_formats_are_told_by_content_and_netcdf4_is_never_asked(
     path = save(maps(), tmp_path / "maps.dat.nc", engine=engine)
     asked = []
     true = xarray.open_dataset
-    monkeypatch.setattr(xarray, "open_dataset", lambda *a, **k: asked.append(k["engine"]) or true(*a, **k))
+
+    def spy(*arguments: Any, **options: Any) -> xarray.Dataset:
+        asked.append(options["engine"])
+        return true(*arguments, **options)
+
+    monkeypatch.setattr(xarray, "open_dataset", spy)
     assert loader.read(path).values.shape == (12, 8, 8)
     assert asked == [engine]
 

@@ -69,7 +69,7 @@ def test_the_untrained_network_is_the_interpolation(prepared: Path) -> None:
     data = Prepared.load(prepared)
     pairs, _ = baselines.pairs(data, config, fold.splits["test"])
     out = model(pairs.coarse).numpy()
-    rival = domain.baselines(prepared, config, fold)["bilinear + offset, block means kept"].values
+    rival = domain.baselines(prepared, config, fold)["bilinear + offset, conserving"].values
     # The corner is far from the lake, where both are one formula.
     assert np.allclose(out[:, 4:, 8:], rival[:, 4:, 8:], atol=2e-3)
     assert np.isfinite(out).all()

@@ -121,6 +121,7 @@ def test_train_windows_that_look_at_held_out_years_are_left_out(tmp_path: Path) 
     fold = domain.folds(tmp_path / "prepared", config)[0]
     train = [int(key[2:6]) for key in fold.keys[fold.splits["train"]]]
     assert train == [*range(1905, 1930), *range(1945, 1960)]
+    assert fold.about["windows left out of train"].startswith("5")
 
 
 def test_a_window_longer_than_the_series_is_refused(tmp_path: Path) -> None:

@@ -148,10 +148,12 @@ def evaluate(this: Run) -> dict[str, Any]:
 
 
 def export(this: Run) -> dict[str, Any]:
-    """The last fold's members as a published model, checked against the trained ones."""
+    """The last fold's members as a published model, checked against the trained ones, and explained."""
 
     def work() -> dict[str, Any]:
         trained = _result(this, "train")
+        last = len(trained["folds"]) - 1
+        model = str(this.path / "model")
         card = {
             "domain": this.domain.name,
             "run": this.id,
@@ -160,16 +162,12 @@ def export(this: Run) -> dict[str, Any]:
             "synthetic": this.manifest["synthetic"],
             "code_version": this.manifest["code_version"],
         }
-        return worker.call(
-            exporting.export,
-            this.domain.name,
-            str(_prepared(this)),
-            this.config.model_dump(),
-            len(trained["folds"]) - 1,
-            trained["members"][-1],
-            str(this.path / "model"),
-            card,
-        )
+        what = (this.domain.name, str(_prepared(this)), this.config.model_dump(), last)
+        checked = worker.call(exporting.export, *what, trained["members"][-1], model, card)
+        places = (model, str(this.path / "work"), str(this.path / "figures"))
+        figures = worker.call(exporting.explain, *what, *places)
+        _add_figures(this, figures)
+        return checked
 
     return this.step("export", work)
 
@@ -299,6 +297,18 @@ def _against_champion(this: Run) -> dict[str, Any] | None:
         str(this.path / "work" / "champion.npz"),
     )
     return {**match, "champion": model.label, "synthetic": standing.synthetic}
+
+
+def _add_figures(this: Run, figures: list[dict[str, str]]) -> None:
+    """Puts figures beside those of the evaluation, once."""
+    metrics = files.read_json(this.path / "metrics.json")
+    known = metrics["evaluation"]["figures"]
+    places = {figure["path"] for figure in known}
+    for figure in figures:
+        path = str(Path(figure["path"]).relative_to(this.path))
+        if path not in places:
+            known.append({**figure, "path": path})
+    files.write_json(this.path / "metrics.json", metrics)
 
 
 def _prepared(this: Run) -> Path:

@@ -148,6 +148,8 @@ class Phase:
         monitor_mode: Whether a smaller or a larger monitor is better.
         source: Examples of this phase where they differ from the domain's, by split, e.g.
             frozen features computed once.
+        refines: The model starts as what the phase before has learnt; its start counts as an epoch,
+            and is kept where no epoch is better.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Phase:
     metrics: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     monitor_mode: Literal["min", "max"] = "min"
     source: Callable[[Split], Source] | None = None
+    refines: bool = False
 
 
 @dataclass(frozen=True)
@@ -376,6 +379,17 @@ class Domain(ABC):
     @abstractmethod
     def evaluate(self, results: Sequence[FoldResult], config: Any, out: Path) -> Evaluation:
         """Metrics, tables and figures of the field; figures go under ``out``."""
+
+    def explain(
+        self, model: keras.Model, prepared: Path, config: Any, result: FoldResult, out: Path
+    ) -> list[Figure]:
+        """Figures that need the trained model itself, such as Grad-CAM; under ``out``.
+
+        Args:
+            model: The published model's first member, in float32.
+            result: The last fold, without its baselines.
+        """
+        return []
 
     @abstractmethod
     def predict(self, model: Published, source: str, config: Any, out: Path) -> Summary:

@@ -54,6 +54,7 @@ def phases(prepared: Path, config: XrayConfig, fold: Fold) -> list[Phase]:
             loss=loss,
             epochs=m.tune_epochs,
             learning_rate=m.tune_rate,
+            refines=True,
         ),
     ]
 

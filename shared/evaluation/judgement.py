@@ -63,6 +63,7 @@ def judge(
     write_predictions(out / "predictions.npz", pools[MODEL])
     for number, result in enumerate(results):
         write_predictions(out / "work" / f"fold-{number}.npz", result.test)
+        write_predictions(out / "work" / f"fold-{number}-validation.npz", result.validation)
     comparison = bootstrap(score, pools, resamples=gate.resamples, confidence=gate.confidence)
     found = guards.check(
         body,

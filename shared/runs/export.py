@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared import files
-from shared.contract import Fold, Predictions, Split, find
+from shared.contract import Fold, FoldResult, Predictions, Split, find
 from shared.errors import CasebookError
 from shared.evaluation.champion import write_seen
 from shared.evaluation.predictions import read_predictions
@@ -103,6 +103,30 @@ def export(
         "size_bytes": size,
         "parameters": parameters,
     }
+
+
+def explain(
+    domain: str, prepared: str, config: Mapping[str, Any], fold: int, model: str, work: str, out: str
+) -> list[dict[str, str]]:
+    """The domain's figures that need the model; runs in a child process.
+
+    Args:
+        work: The run's folder of work, with the mean predictions of each fold.
+        out: Folder for the figures.
+
+    Returns:
+        ``path`` and ``caption`` of each.
+    """
+    body = find(domain)
+    settings = body.Config.model_validate(config)
+    result = FoldResult(
+        fold=body.folds(Path(prepared), settings)[fold],
+        validation=read_predictions(Path(work) / f"fold-{fold}-validation.npz"),
+        test=read_predictions(Path(work) / f"fold-{fold}.npz"),
+        baselines={},
+    )
+    found = body.explain(keras_model(Path(model)), Path(prepared), settings, result, Path(out))
+    return [{"path": str(figure.path), "caption": figure.caption} for figure in found]
 
 
 class Predictor:

@@ -45,7 +45,7 @@ class PhaseResult:
     Attributes:
         history: One row an epoch, see :data:`Row`.
         best: Value of the monitor at the best epoch; None where it was never finite.
-        best_epoch: From 1; the last one where there was no best.
+        best_epoch: From 1; the last one where there was no best; 0: the phase's start was never beaten.
         stopped: ``"early"`` or ``"epochs"``.
         seconds: Of training and validating, over all attempts.
         samples_per_second: Median over the epochs, training only.
@@ -172,6 +172,8 @@ class _PhaseRun:
         forward = Forward(self.model, strategy=self.strategy)
         self.evaluator = Evaluator(forward, self.stepper.example_losses, metrics)
         self.resume()
+        if self.phase.refines and self.validation is not None and (self.epoch, self.step) == (0, 0):
+            self.count_the_start()
         if not self.finished:
             self.cached_step = self.measure_cached_step()
             log.info(
@@ -206,6 +208,11 @@ class _PhaseRun:
         return input_pipeline.training_batches(
             self.train, self.plan, seed=self.seed, epoch=epoch, skip_steps=skip
         )
+
+    def count_the_start(self) -> None:
+        """The weights that the phase starts with are a solution: they stand until an epoch is better."""
+        self.monitor.update(0, self.validate()[self.monitored])
+        self.best = checkpoint.values(self.model.variables)
 
     def measure_cached_step(self) -> float:
         """Seconds of a step without input, and the compilation, at no cost to the training's state."""
@@ -336,7 +343,7 @@ class _PhaseRun:
         self.totals, self.spent = list(meta["totals"]), float(meta["spent"])
         self.monitor = Monitor(**{**meta["monitor"], "patience": self.section.patience})
         self.history = [dict(row) for row in meta["history"]]
-        if self.monitor.best_epoch:
+        if self.monitor.best is not None:
             self.best = dict(found.groups.get("best", found.groups["model"]))
         if (meta["batch_size"], meta["steps"]) != (self.batch, self.steps):
             self.move_to_new_batch(int(meta["batch_size"]))
@@ -373,7 +380,7 @@ class _PhaseRun:
             history=self.history,
             monitor=self.monitored,
             best=self.monitor.best,
-            best_epoch=self.monitor.best_epoch or self.epoch,
+            best_epoch=self.epoch if self.monitor.best is None else self.monitor.best_epoch,
             stopped="early" if self.epoch < self.epochs else "epochs",
             seconds=round(sum(row["seconds"] for row in self.history), 4),
             samples_per_second=float(np.median(speeds)),

@@ -25,7 +25,21 @@ def made(domain: str, place: Path, strength: float) -> dict[str, Any]:
     return merge(settings, {"source": str(place)})
 
 
-SIGNAL: dict[str, dict[str, Any]] = {}
+SIGNAL: dict[str, dict[str, Any]] = {
+    "stocks": {
+        "synthetic": {"tickers": 8, "sessions": 1800},
+        "window": {"sessions": 24},
+        "folds": {"count": 1, "test_sessions": 300, "validation_sessions": 150},
+        "model": {"units": 16},
+        "train": {"epochs": 6},
+    },
+    "xray": {
+        "film": {"size": 96},
+        "synthetic": {"films": 300, "size": 96},
+        "model": {"backbone": "lite0", "weights": "imagenet", "head_epochs": 30, "tune_epochs": 1, "unfreeze": 1},
+        "plan": {"batch_size": 16, "precision": "float32", "xla": "off"},
+    },
+}
 """What a domain needs beyond its tiny settings to recover the signal."""
 
 

@@ -122,6 +122,21 @@ def test_the_model_ends_with_its_best_epoch():
     assert evaluator.run(validation, PLAN)["loss"] == pytest.approx(best["val_loss"], rel=1e-6)
 
 
+def test_a_refinement_that_never_helps_leaves_what_it_started_with(tmp_path):
+    model = network()
+    train(model, phase=phase(epochs=6, learning_rate=0.05))
+    good = [variable.numpy() for variable in model.variables]
+    worse = phase(name="refine", epochs=2, learning_rate=1.0, refines=True)
+    result = train(model, tmp_path, phase=worse, section=TrainSection(warmup_share=0))
+    assert result.best_epoch == 0
+    assert result.best < min(row["val_loss"] for row in result.history)
+    assert all(np.array_equal(one, two.numpy()) for one, two in zip(good, model.variables, strict=True))
+    # and again, from the checkpoint of the last epoch
+    again = network()
+    assert train(again, tmp_path, phase=worse, section=TrainSection(warmup_share=0)).best_epoch == 0
+    assert all(np.array_equal(one, two.numpy()) for one, two in zip(good, again.variables, strict=True))
+
+
 def test_patience_stops_early():
     result = train(
         network(),

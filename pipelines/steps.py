@@ -21,7 +21,7 @@ from pipelines import preparation
 from shared import accelerator, files, progress, worker
 from shared import plan as planning
 from shared.config import build, knobs
-from shared.contract import find
+from shared.contract import Domain, find
 from shared.errors import CasebookError
 from shared.evaluation import champion, gate, judgement
 from shared.plan import ExecutionPlan
@@ -164,9 +164,9 @@ def export(this: Run) -> dict[str, Any]:
         }
         what = (this.domain.name, str(_prepared(this)), this.config.model_dump(), last)
         checked = worker.call(exporting.export, *what, trained["members"][-1], model, card)
-        places = (model, str(this.path / "work"), str(this.path / "figures"))
-        figures = worker.call(exporting.explain, *what, *places)
-        _add_figures(this, figures)
+        if type(this.domain).explain is not Domain.explain:
+            places = (model, str(this.path / "work"), str(this.path / "figures"))
+            _add_figures(this, worker.call(exporting.explain, *what, *places))
         return checked
 
     return this.step("export", work)

@@ -194,10 +194,14 @@ def _real_stays(match: Mapping[str, Any] | None, synthetic: bool) -> Check:
     """A model of made-up data never takes the place of one of real data, whatever its score on its own."""
     name = "synthetic never replaces real"
     if match is None or not synthetic:
-        return Check(name, None, "the model was trained on real data" if not synthetic else "no champion stands")
+        return Check(
+            name, None, "the model was trained on real data" if not synthetic else "no champion stands"
+        )
     if match.get("synthetic", False):
         return Check(name, True, "the champion was trained on synthetic data, too")
-    return Check(name, False, "a model trained on synthetic data does not replace a champion trained on real data")
+    return Check(
+        name, False, "a model trained on synthetic data does not replace a champion trained on real data"
+    )
 
 
 def _shown(compared: Comparison, value: float) -> str:

@@ -119,8 +119,10 @@ def explain(
     """
     body = find(domain)
     settings = body.Config.model_validate(config)
+    chosen = body.folds(Path(prepared), settings)[fold]
+    body.phases(Path(prepared), settings, chosen)  # imports, and so registers, its own Keras classes
     result = FoldResult(
-        fold=body.folds(Path(prepared), settings)[fold],
+        fold=chosen,
         validation=read_predictions(Path(work) / f"fold-{fold}-validation.npz"),
         test=read_predictions(Path(work) / f"fold-{fold}.npz"),
         baselines={},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ from shared import files
 from shared.config import DomainConfig, build, to_toml
 from shared.contract import find
 from shared.plan import ExecutionPlan
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What the command sets for Prefect and its children ends with the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
 
 Whole = Callable[..., dict[str, Any]]
 

@@ -36,7 +36,13 @@ SIGNAL: dict[str, dict[str, Any]] = {
     "xray": {
         "film": {"size": 96},
         "synthetic": {"films": 300, "size": 96},
-        "model": {"backbone": "lite0", "weights": "imagenet", "head_epochs": 30, "tune_epochs": 1, "unfreeze": 1},
+        "model": {
+            "backbone": "lite0",
+            "weights": "imagenet",
+            "head_epochs": 30,
+            "tune_epochs": 1,
+            "unfreeze": 1,
+        },
         "plan": {"batch_size": 16, "precision": "float32", "xla": "off"},
     },
 }

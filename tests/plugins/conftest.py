@@ -23,7 +23,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A copy, because the build writes beside what it builds.
     subprocess.run(["cp", "-r", str(HERE / "digits"), str(source)], check=True)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index"]
-    subprocess.run([*pip, "--no-deps", "--no-build-isolation", "--target", str(folder), str(source)], check=True)
+    subprocess.run(
+        [*pip, "--no-deps", "--no-build-isolation", "--target", str(folder), str(source)], check=True
+    )
     return folder
 
 

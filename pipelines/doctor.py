@@ -99,7 +99,7 @@ def places() -> list[Check]:
     except CasebookError as error:
         return [Check("runs folder", "broken", error.message, error.remedy)]
     free = shutil.disk_usage(root).free
-    from pipelines.terminal import size
+    from shared.words import size
 
     low = free < LOW_DISK_BYTES
     remedy = "Remove old runs, or set CASEBOOK_RUNS to another disk." if low else ""
@@ -108,8 +108,8 @@ def places() -> list[Check]:
 
 def machine() -> list[Check]:
     """CPU, memory, GPUs as their driver sees them."""
-    from pipelines.terminal import size
     from shared import accelerator
+    from shared.words import size
 
     here = accelerator.machine()
     flags = ", ".join(here.flags) or "none of those that matter"

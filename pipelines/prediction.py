@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.preparation import still_known
 from shared import files, fingerprint, worker
-from shared.config import build
+from shared.config import build, merge
 from shared.contract import Published, Summary, find
 from shared.errors import InputError
 from shared.runs import registry
@@ -31,9 +31,8 @@ def predict(
     """
     body = find(domain)
     model = chosen_model(domain)
-    settings = build(
-        body.Config, base=still_known(body, {**model.config, "source": source}), flags=_dotted(config)
-    )
+    trained = still_known(body, {**model.config, "source": source})
+    settings = build(body.Config, base=merge(trained, config or {}))
     fingerprint.of_source(source)  # a missing path is said before anything is made
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder = Path(out) if out else runs_root() / domain / "predictions" / stamp
@@ -73,13 +72,3 @@ def chosen_model(domain: str) -> Published:
 def _predict(domain: str, model: Published, source: str, config: Mapping[str, Any], out: str) -> Summary:
     body = find(domain)
     return body.predict(model, source, body.Config.model_validate(config), Path(out))
-
-
-def _dotted(config: Mapping[str, Any] | None, prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in (config or {}).items():
-        if isinstance(value, Mapping):
-            flat |= _dotted(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

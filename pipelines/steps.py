@@ -24,6 +24,7 @@ from shared.config import build, knobs
 from shared.contract import Domain, find
 from shared.errors import CasebookError
 from shared.evaluation import champion, gate, judgement
+from shared.evaluation.comparison import MODEL
 from shared.plan import ExecutionPlan
 from shared.runs import export as exporting
 from shared.runs import registry
@@ -199,7 +200,7 @@ def publish(this: Run) -> dict[str, Any]:
     def work() -> dict[str, Any]:
         metrics = files.read_json(this.path / "metrics.json")
         verdict = _result(this, "gate")["verdict"]
-        row = next(row for row in metrics["comparison"]["rows"] if row["name"] == judgement.MODEL)
+        row = next(row for row in metrics["comparison"]["rows"] if row["name"] == MODEL)
         score = f"{metrics['score']['name']} {row['value']:.4g}"
         settings = {key: _at(this.config, key) for key, _ in knobs(type(this.config))}
         tracked = registry.track(

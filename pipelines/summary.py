@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.text import Text
 
-from pipelines.terminal import duration, number, table
+from pipelines.terminal import table
 from shared.files import read_json
 from shared.plan import ExecutionPlan
-from shared.runs.folder import STEPS
+from shared.runs.folder import STEPS, is_held
+from shared.words import duration, money, number
 
-MODEL = "model"
 SHOWN_REASONS = 6
 
 
@@ -33,21 +32,11 @@ def state_of(folder: Path, manifest: Mapping[str, Any]) -> str:
     state = str(manifest["state"])
     if state == "done":
         return state
-    if state == "running" and not _is_held(folder):
+    if state == "running" and not is_held(folder):
         state = "killed"
     steps = manifest.get("steps", {})
     at = next((step for step in STEPS if steps.get(step, {}).get("state") != "done"), None)
     return f"{state} at {at}" if at else state
-
-
-def _is_held(folder: Path) -> bool:
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except (Timeout, OSError):
-        return True
-    lock.release()
-    return False
 
 
 def of_run(folder: Path) -> dict[str, Any]:
@@ -240,9 +229,8 @@ def _cost(cost: Mapping[str, Any]) -> str:
     parts = [f"{cost.get('device_seconds', 0):,.0f} device-seconds"]
     if cost.get("seconds"):
         parts.append(f"{duration(float(cost['seconds']))} in all")
-    if cost.get("money") is not None:
-        parts.append(f"{cost['money']:.4g} at {cost['price_per_hour']:g} an hour")
-    return ", ".join(parts)
+    price = money(cost)
+    return ", ".join([*parts, price] if price else parts)
 
 
 def _next(summary: Mapping[str, Any]) -> str:

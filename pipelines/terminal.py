@@ -22,6 +22,7 @@ from rich.text import Text
 
 from shared import progress
 from shared.errors import CasebookError
+from shared.words import duration, number
 
 SHOWN_BARS = 4
 SECONDS_BETWEEN_LINES = 10.0
@@ -156,52 +157,6 @@ def _beside(report: progress.Progress) -> str:
 
 def _line(report: progress.Progress) -> str:
     return " · ".join(part for part in (f"{report.label} {_count(report)}", _beside(report)) if part)
-
-
-def number(value: Any, digits: int = 3) -> str:
-    """A number for people: three significant digits, thousands grouped; what is no number as it is.
-
-    >>> number(0.41237), number(12345.6), number(None), number(7)
-    ('0.412', '12,346', 'n/a', '7')
-    """
-    if value is None:
-        return "n/a"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    if value != value or value in (float("inf"), float("-inf")):
-        return str(value)
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}" if abs(value) < 0.01 and value else f"{value:.{digits}f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(4.2), duration(75), duration(7500)
-    ('4.2 s', '1 min 15 s', '2 h 05 min')
-    """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def size(amount: float) -> str:
-    """Bytes as people say them.
-
-    >>> size(1536), size(3 * 1024**3)
-    ('1.5 KiB', '3.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str = "") -> Table:

@@ -72,7 +72,9 @@ class TrainSection(Section):
     schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW); 0: Adam.")
     clip_norm: float = Field(1.0, ge=0, description="Global norm that gradients are clipped to; 0: none.")
-    hours: float = Field(24.0, gt=0, description="Deadline of a training step; it is stopped after that.")
+    hours: float = Field(
+        24.0, gt=0, description="Deadline for one model of one fold; it is stopped after that."
+    )
 
 
 class GateSection(Section):
@@ -127,11 +129,7 @@ def build(
         InputError: Unknown key, value of the wrong kind, or unreadable TOML. Names the
             key, the received value and what was expected.
     """
-    layers = dict(base or {})
-    if file is not None:
-        layers = merge(layers, read_toml(file))
-    for key, value in (flags or {}).items():
-        layers = merge(layers, _nested(key, value))
+    layers = merge(base or {}, differences(file, flags))
     _refuse_unknown(kind, layers, "")
     try:
         # Over the whole tree of defaults: a domain's `train: TrainSection = TrainSection(epochs=7)`
@@ -139,6 +137,18 @@ def build(
         return kind.model_validate(merge(kind().model_dump(), layers))
     except ValidationError as error:
         raise _readable(error) from None
+
+
+def differences(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """``flags`` over ``file`` as nested settings, unchecked; arguments as in :func:`build`.
+
+    >>> differences(flags={"train.epochs": "5", "source": "prices.csv"})
+    {'train': {'epochs': '5'}, 'source': 'prices.csv'}
+    """
+    layers = {} if file is None else read_toml(file)
+    for key, value in (flags or {}).items():
+        layers = merge(layers, _nested(key, value))
+    return layers
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ The life of one run, method by method::
         baselines(prepared, fold) -> {name: Predictions}
       score(prepared) -> Score                       the one number that the gate compares
       evaluate([FoldResult, ...]) -> Evaluation      the field's own metrics and figures
+      explain(model, FoldResult) -> [Figure, ...]    figures that need the published model itself
     predict(model, source) -> Summary                new files in, the field's output out
 """
 
@@ -55,7 +56,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class DataCard:
-    """What ingest found: the data's passport, shown in the report and kept in the manifest.
+    """What ingest found: the data's passport, shown in the report and kept in the run's ``card.json``.
 
     Attributes:
         title: What the data is, in a line.
@@ -290,7 +291,7 @@ class Published:
         decision: What :class:`Evaluation` stored with it.
         config: The configuration it was trained with, as nested plain data.
         label: How outputs name it, e.g. ``"stocks v3 (champion)"`` or
-            ``"stocks run 20261130-… (candidate: there is no champion)"``.
+            ``"stocks v1 (held candidate: there is no champion)"``.
         synthetic: It was trained on synthetic data; outputs say so.
     """
 

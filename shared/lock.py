@@ -21,26 +21,30 @@ _holding = 0
 @contextlib.contextmanager
 def held() -> Iterator[None]:
     """One run a machine; entering again in the same process is free."""
-    global _holding
     if _holding:
-        _holding += 1
-        try:
+        with lent():
             yield
-        finally:
-            _holding -= 1
         return
     handle = os.open(lock_path(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _wait_for(handle)
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
-        _holding += 1
-        try:
+        with lent():
             yield
-        finally:
-            _holding -= 1
     finally:
         os.close(handle)  # and with it the lock
+
+
+@contextlib.contextmanager
+def lent() -> Iterator[None]:
+    """For a child whose parent holds the lock and waits for it: within the block the child holds it too."""
+    global _holding
+    _holding += 1
+    try:
+        yield
+    finally:
+        _holding -= 1
 
 
 def lock_path() -> Path:

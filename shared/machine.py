@@ -49,7 +49,7 @@ class Machine:
 
 def machine() -> Machine:
     """Looks at this machine. Takes milliseconds; imports no TensorFlow."""
-    total, available = _memory()
+    total, available = memory()
     model, flags = _cpu()
     return Machine(
         cpu=model,
@@ -87,7 +87,8 @@ def _cores() -> int:
     return cores
 
 
-def _memory() -> tuple[int, int]:
+def memory() -> tuple[int, int]:
+    """RAM that this process may use, by machine and container, and how much of it is free; in bytes."""
     import psutil
 
     host = psutil.virtual_memory()

@@ -17,7 +17,7 @@ from shared.errors import TrainingError
 if TYPE_CHECKING:
     import keras
 
-    from shared.accelerator import Machine
+    from shared.machine import Machine
 
 NAMES = ("float32", "mixed_bfloat16", "mixed_float16")
 

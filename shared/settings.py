@@ -9,6 +9,8 @@ They come from environment variables, and from nowhere else:
 ``CASEBOOK_LOCKS``
     Folder of the lock by which one run at a time holds the accelerator. Default: the system's
     temporary folder; runs that name another one do not wait for each other.
+``CASEBOOK_DEBUG``
+    1 shows what TensorFlow and child processes print; ``--debug`` sets it.
 ``MLFLOW_TRACKING_URI``, ``PREFECT_API_URL``
     As MLflow and Prefect define them.
 """

@@ -235,13 +235,9 @@ def graph_hash(model: keras.Model) -> str:
 
 @contextmanager
 def _opened(section: AcceleratorSection) -> Iterator[Accelerator]:
-    """The device. Its lock is held by the searching process for all its trials, and so by us."""
-    lock._holding += 1
-    try:
-        with accelerator.opened(section) as device:
-            yield device
-    finally:
-        lock._holding -= 1
+    """The device. Its lock is held by the searching process for all its trials."""
+    with lock.lent(), accelerator.opened(section) as device:
+        yield device
 
 
 def _built(work: Work, pool: Any, device: Accelerator) -> None:

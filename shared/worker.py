@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 from shared import progress
 from shared.children import Child, Exit, Server, dump, load, quoted
 from shared.errors import CasebookError, WorkerError
+from shared.machine import memory
 
 T = TypeVar("T")
 
@@ -333,7 +334,7 @@ def _why(exit: Exit | None, printed: str, limited: bool, host_kills: int) -> tup
     if -exit.code == signal.SIGKILL:
         if host_kills > 0:
             return Verdict.OUT_OF_MEMORY, "The operating system killed it (SIGKILL): memory ran out."
-        if exit.peak_bytes is not None and exit.peak_bytes > _total_memory() / 4:
+        if exit.peak_bytes is not None and exit.peak_bytes > memory()[0] / 4:
             return Verdict.OUT_OF_MEMORY, "It was killed (SIGKILL): most probably memory ran out."
     return Verdict.KILLED, f"It was ended by {name}."
 
@@ -345,15 +346,6 @@ def _host_kills() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
-
-
-def _total_memory() -> int:
-    """Memory of this machine, or of the container, in bytes."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(file).read_text()))
-    return total
 
 
 # --- what of this process a child gets -------------------------------------------------------

@@ -162,14 +162,12 @@ def predict(
         TOML file with what differs from the configuration that the model was trained with.
     """
     from pipelines.knobs import parse
-    from shared.config import merge, read_toml
+    from shared.config import differences
 
     body, _ = configured(domain, settings, config=config, options={}, words=_PREDICT_WORDS)
-    differences = read_toml(config) if config else {}
-    for key, value in parse(settings, body.Config).items():
-        differences = merge(differences, _nested(key, value))
+    given = differences(config, parse(settings, body.Config))
     target = None if out is None else str(out.expanduser().absolute())
-    result = _in_flow(domain, "predict", screen, source=source, config=differences, out=target)
+    result = _in_flow(domain, "predict", screen, source=source, config=given, out=target)
     if screen.json:
         print(jsonlib.dumps(result, indent=2))
         return
@@ -254,10 +252,3 @@ def _finished_all_the_same(domain: str, run: str | None, started: float, error: 
         markup=False,
     )
     return Path(manifest["path"])
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    """``"train.epochs", 5`` as ``{"train": {"epochs": 5}}``."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)

@@ -15,7 +15,7 @@ import numpy as np
 
 from shared import files
 from shared.contract import Fold, Published, find
-from shared.evaluation.metrics import Comparison, bootstrap
+from shared.evaluation.comparison import MODEL, bootstrap
 from shared.evaluation.predictions import read_predictions, write_predictions
 
 SEEN = "seen.npz"
@@ -65,7 +65,7 @@ def match(
 
     Returns:
         ``examples`` (how many are fair and known to both) and, where there are any,
-        ``comparison`` (a :class:`Comparison` as plain data, the candidate being ``model``).
+        ``comparison`` (a ``Comparison`` as plain data, the candidate being ``model``).
     """
     body = find(domain)
     settings = body.Config.model_validate(config)
@@ -86,8 +86,8 @@ def match(
     # The candidate's truth for both: the champion's labels may be defined otherwise.
     said = replace(said, truth=ours.truth, groups=ours.groups)
     gate = settings.gate
-    comparison: Comparison = bootstrap(
-        score, {"model": ours, "champion": said}, resamples=gate.resamples, confidence=gate.confidence
+    comparison = bootstrap(
+        score, {MODEL: ours, "champion": said}, resamples=gate.resamples, confidence=gate.confidence
     )
     return {"examples": len(ours), "comparison": comparison.to_dict()}
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.contract import SPLITS, Domain, Fold, FoldResult, Predictions, Score, Split
 from shared.errors import LeakError
-from shared.evaluation.comparison import bootstrap
+from shared.evaluation.comparison import MODEL, bootstrap
 from shared.evaluation.digests import digests
 
 SHUFFLED_CONFIDENCE = 0.999
@@ -235,7 +235,7 @@ def predicted_once(results: Sequence[FoldResult]) -> GuardResult:
     name, count = "every test example is predicted once", 0
     for result in results:
         expected = result.fold.keys[result.fold.splits["test"]].astype(str)
-        for who, said in {"model": result.test, **result.baselines}.items():
+        for who, said in {MODEL: result.test, **result.baselines}.items():
             got = said.keys.astype(str)
             if len(got) != len(expected) or not np.array_equal(np.sort(got), np.sort(expected)):
                 odd = np.setxor1d(got, expected)
@@ -271,7 +271,7 @@ def blind(score: Score, result: FoldResult, shuffled: Predictions | None) -> Gua
             name, None, "Not asked for; --gate.guards full trains once more on shuffled labels."
         )
     rivals = {} if score.chance is not None else dict(result.baselines)
-    found = bootstrap(score, {"model": shuffled, **rivals}, confidence=SHUFFLED_CONFIDENCE)
+    found = bootstrap(score, {MODEL: shuffled, **rivals}, confidence=SHUFFLED_CONFIDENCE)
     value = f"{score.name} {found.model.value:.3g}"
     if score.chance is not None:
         low, high, sign = found.model.low, found.model.high, 1 if score.higher_is_better else -1

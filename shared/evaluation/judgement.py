@@ -13,10 +13,8 @@ from shared import files, progress
 from shared.contract import SPLITS, Domain, Fold, FoldResult, Predictions, find
 from shared.errors import CasebookError
 from shared.evaluation import guards
-from shared.evaluation.metrics import bootstrap
+from shared.evaluation.comparison import MODEL, bootstrap
 from shared.evaluation.predictions import mean, pooled, read_predictions, write_predictions
-
-MODEL = "model"
 
 
 def judge(

@@ -8,7 +8,7 @@ member becomes a SavedModel with the signature ``serve`` and a ``.keras`` file.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,19 +173,12 @@ class Predictor:
         said = np.stack([np.asarray(model.serve(given), np.float64) for model in self._models])
         return np.asarray(said.mean(axis=0), np.float32)
 
-    def predict_batches(self, batches: Iterable[Any]) -> Iterator[np.ndarray]:
-        """Outputs batch by batch, in constant memory."""
-        for x in batches:
-            yield self(x)
 
-
-def keras_model(path: Path, member: int = 0) -> keras.Model:
-    """The Keras model of a published member, for what needs gradients (Grad-CAM)."""
+def keras_model(path: Path) -> keras.Model:
+    """The Keras model of the first published member, for what needs gradients (Grad-CAM)."""
     import keras
 
-    return keras.models.load_model(
-        Path(path) / f"member-{member}" / "model.keras", safe_mode=True, compile=False
-    )
+    return keras.models.load_model(Path(path) / "member-0" / "model.keras", safe_mode=True, compile=False)
 
 
 def predictions_of(

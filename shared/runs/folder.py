@@ -26,7 +26,7 @@ from shared.contract import Domain, find
 from shared.errors import CasebookError, InputError, did_you_mean
 from shared.settings import runs_root
 
-STEPS = ("ingest", "plan", "train", "evaluate", "gate", "publish", "report")
+STEPS = ("ingest", "plan", "train", "evaluate", "export", "gate", "publish", "report")
 PACKAGES = (
     "tensorflow",
     "keras",
@@ -87,7 +87,7 @@ class Run:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keeps a second process from working on the same run; the lock dies with its holder."""
-        lock = FileLock(self.path / ".lock")
+        lock = _lock(self.path)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -147,6 +147,21 @@ class Run:
 
     def _save(self) -> None:
         files.write_json(self.path / "manifest.json", self.manifest)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process is working on the run in ``folder``, by its lock."""
+    lock = _lock(folder)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError):
+        return True
+    lock.release()
+    return False
+
+
+def _lock(folder: Path) -> FileLock:
+    return FileLock(folder / ".lock")
 
 
 def list_runs(domain: str | None = None) -> list[dict[str, Any]]:

@@ -36,7 +36,16 @@ MODEL_CARD = "casebook.json"
 
 @dataclass(frozen=True)
 class Version:
-    """A registered version. ``promoted`` counts how often it was made champion."""
+    """A registered version.
+
+    Attributes:
+        number: Counts up in a domain, from 1.
+        run: Id of the run that made it.
+        path: Folder of the export, on the machine that registered it.
+        champion: Whether it is the one that predicts.
+        created: When it was registered, in seconds since 1970.
+        score: For people, e.g. ``"AUROC 0.92"``.
+    """
 
     domain: str
     number: int

@@ -14,9 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared import files
+from shared import files, words
 from shared.runs import report_parts as parts
-from shared.runs import words
 from shared.runs.report_parts import View
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared import words
 from shared.contract import SPLITS
 from shared.plan import Trial
-from shared.runs import figures, words
+from shared.runs import figures
 
 QUARANTINE_SHOWN = 20
 """Rows of the quarantine table; the count of all stands above it."""
@@ -40,7 +41,7 @@ def head(folder: Path, manifest: Mapping[str, Any], card: Mapping[str, Any], pla
         "Ran on": f"{device} ({plan.get('device')})" if device and plan.get("device") else device,
         "Model": manifest.get("model_label"),
         "Took": words.duration(cost["seconds"]) if cost.get("seconds") else None,
-        "Cost": _money(cost),
+        "Cost": words.money(cost),
         "Started": _moment(manifest["started"]) if manifest.get("started") else None,
         "Seeds": ", ".join(map(str, manifest.get("seeds") or ())),
     }
@@ -265,13 +266,7 @@ def cost(manifest: Mapping[str, Any]) -> View | None:
     if not rows and not cost:
         return None
     return {"rows": rows, "device_seconds": cost.get("device_seconds"), "seconds": cost.get("seconds"),
-            "money": _money(cost)}  # fmt: skip
-
-
-def _money(cost: Mapping[str, Any]) -> str | None:
-    if cost.get("money") is None:
-        return None
-    return f"{cost['money']:.4g} at {cost.get('price_per_hour') or 0:g} an hour"
+            "money": words.money(cost)}  # fmt: skip
 
 
 def machine(manifest: Mapping[str, Any]) -> View | None:

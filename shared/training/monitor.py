@@ -68,22 +68,20 @@ def first_unsound(variables: Iterable[Any]) -> tuple[str, int, int] | None:
     return None
 
 
-def require_sound(loss: float, variables: Iterable[Any], where: str, *, weights: bool = True) -> None:
+def require_sound(loss: float, variables: Iterable[Any], where: str) -> None:
     """Stops a training whose loss or weights are NaN or Inf.
 
     Weights can be NaN while the loss reads well (tensorflow#24320), so both are looked at.
 
     Args:
         loss: Mean loss since the last look.
-        variables: The model's; read only where ``weights`` is true or the loss is unsound.
+        variables: The model's.
         where: For the message, e.g. ``"phase head, epoch 3, step 12"``.
 
     Raises:
         TrainingError: Names the place and the first unsound variable.
     """
     fine = math.isfinite(loss)
-    if fine and not weights:
-        return
     found = first_unsound(variables)
     if fine and found is None:
         return

@@ -22,12 +22,9 @@ class Forward:
         strategy: As in :class:`Stepper`.
     """
 
-    def __init__(
-        self, model: keras.Model, *, strategy: tf.distribute.Strategy | None = None, xla: bool = False
-    ) -> None:
+    def __init__(self, model: keras.Model, *, strategy: tf.distribute.Strategy | None = None) -> None:
         self.model = model
         self.strategy = strategy or tf.distribute.get_strategy()
-        self._call = tf.function(self._on_replica, jit_compile=True) if xla else self._on_replica
         self._run = tf.function(self._together)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
@@ -43,7 +40,7 @@ class Forward:
         return self.model(x, training=False)
 
     def _together(self, x: Any, y: Any, weight: Any) -> Any:
-        prediction = self.strategy.run(self._call, args=(x,))
+        prediction = self.strategy.run(self._on_replica, args=(x,))
         return tuple(tf.nest.map_structure(self._joined, part) for part in (prediction, y, weight))
 
     def _joined(self, part: Any) -> Any:

@@ -93,21 +93,6 @@ def test_an_unexpected_error_says_so_and_stays_on_one_screen() -> None:
     assert len(written(console).splitlines()) < 15
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0.41237, "0.412"),
-        (0.00012, "0.00012"),
-        (12345.6, "12,346"),
-        (0.0, "0.000"),
-        (float("nan"), "nan"),
-        (7, "7"),
-    ],
-)
-def test_numbers_for_people(value: float, shown: str) -> None:
-    assert terminal.number(value) == shown
-
-
 def shown(folder: Path) -> str:
     console = paper()
     summary.show(summary.of_run(folder), console)

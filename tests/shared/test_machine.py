@@ -31,9 +31,9 @@ def test_cores_respect_the_containers_quota(monkeypatch, quota, cores):
 def test_memory_respects_the_containers_limit(monkeypatch):
     content = {"memory.max": "1000000", "memory.current": "400000"}
     monkeypatch.setattr(module, "_read_words", lambda path: content.get(Path(path).name, "").split())
-    assert module._memory() == (1000000, 600000)
+    assert module.memory() == (1000000, 600000)
     content["memory.max"] = "max"
-    assert module._memory()[0] > 1000000
+    assert module.memory()[0] > 1000000
 
 
 def test_a_gpu_that_answers_in_part():

@@ -1,13 +1,11 @@
 """Temperature, reliability and operating point."""
 
-import doctest
-
 import numpy as np
 import pytest
 
 from shared.contract import Predictions
 from shared.errors import InputError
-from shared.evaluation import calibration, metrics, scaling
+from shared.evaluation import calibration, metrics
 
 
 def made(values, truth):
@@ -20,13 +18,6 @@ def overconfident(examples=4000, factor=3.0, seed=0):
     logits = generator.normal(0, 1.5, examples)
     truth = (generator.random(examples) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     return 1 / (1 + np.exp(-factor * logits)), truth, factor * logits
-
-
-def test_examples_in_docstrings():
-    for module in (calibration, scaling):
-        outcome = doctest.testmod(module)
-        assert outcome.attempted > 0
-        assert outcome.failed == 0
 
 
 def test_temperature_undoes_overconfidence_and_keeps_the_order():

@@ -1,7 +1,5 @@
 """Splits: folds computed by hand, and leakage looked for by hypothesis."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,12 +8,6 @@ from hypothesis import strategies as st
 from shared.contract import SPLITS
 from shared.errors import InputError
 from shared.evaluation import splits
-
-
-def test_the_docstrings_examples_are_the_specification():
-    outcome = doctest.testmod(splits)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
 
 
 def test_a_group_never_crosses_and_every_example_counts_once():

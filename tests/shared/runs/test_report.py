@@ -1,6 +1,5 @@
 """The report page: complete, self-contained, escaped, and made whatever is missing."""
 
-import doctest
 import json
 import re
 from dataclasses import asdict, replace
@@ -16,7 +15,7 @@ from shared.contract import DataCard, Evaluation, Figure, Metric, Predictions, Q
 from shared.evaluation import gate, metrics
 from shared.evaluation.guards import GuardResult
 from shared.plan import ExecutionPlan, Trial
-from shared.runs import figures, report, report_parts, words
+from shared.runs import figures, report, report_parts
 
 EVIL = "<script>alert('film')</script>"
 PNG = bytes.fromhex(
@@ -253,11 +252,6 @@ def test_pictures_of_elsewhere_are_not_taken_in(run):
         assert report_parts._figure(run, {"path": path, "caption": ""})["uri"] is None
     (run / "figures" / "curve.png").unlink()
     assert "The picture curve.png is missing." in Reader(page_of(run)).text
-
-
-def test_numbers_in_words():
-    for module in (words, figures):
-        assert doctest.testmod(module).failed == 0
 
 
 def test_an_axis_holds_its_values_and_has_round_ticks():

@@ -74,19 +74,13 @@ class Climate(Domain):
 
     def score(self, prepared: Path, config: ClimateConfig) -> Score:
         from domains.climate.data import Prepared
-        from shared.evaluation.metrics import weighted_rmse
+        from domains.climate.evaluate import score_on
 
         data = Prepared.load(prepared)
         grid = data.grid
         if config.task == "downscaling":
             grid = grid.cropped(config.downscaling.factor)
-        return Score(
-            name="RMSE",
-            of=weighted_rmse(grid.area()),
-            higher_is_better=False,
-            resample="blocks",
-            unit=data.meta["unit"],
-        )
+        return score_on(grid, data.meta["unit"])
 
     def evaluate(self, results: Sequence[FoldResult], config: ClimateConfig, out: Path) -> Evaluation:
         from domains.climate.evaluate import evaluate

@@ -5,6 +5,7 @@ Everything is fitted on the train split; what must be chosen is chosen on valida
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,7 +94,7 @@ def downscaling(data: Prepared, config: ClimateConfig, fold: Fold) -> dict[str, 
         )
         return conserving(maps, conserving(maps, plain(maps)) + detail)
 
-    def best(model) -> float:  # type: ignore[no-untyped-def]
+    def best(model: Callable[[float, Pairs], np.ndarray]) -> float:
         validation = split["validation"]
         return min(PENALTIES, key=lambda p: rmse(model(p, validation), validation.fine, area))
 

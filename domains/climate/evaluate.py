@@ -43,9 +43,7 @@ def evaluate(results: Sequence[FoldResult], config: ClimateConfig, out: Path) ->
     for name in results[-1].baselines:
         said[name] = pooled([result.baselines[name] for result in results])
     model = said["model"]
-    score = Score(
-        "RMSE", metrics.weighted_rmse(grid.area()), higher_is_better=False, resample="blocks", unit=unit
-    )
+    score = score_on(grid, unit)
     best = min((name for name in said if name != "model"), key=lambda name: score.of(said[name]))
     errors = {name: _by_xarray(one, grid) for name, one in said.items()}
     tables = [_overview(errors, unit), _by_decade(said, score)]
@@ -63,6 +61,12 @@ def evaluate(results: Sequence[FoldResult], config: ClimateConfig, out: Path) ->
         flags=_flags(errors, grid, said, unit),
         limits=(*LIMITS, DOWNSCALING_LIMIT if config.task == "downscaling" else FORECAST_LIMIT),
     )
+
+
+def score_on(grid: Grid, unit: str) -> Score:
+    """The number that the gate compares: RMSE weighted by area, resampled in stretches of years."""
+    of = metrics.weighted_rmse(grid.area())
+    return Score("RMSE", of, higher_is_better=False, resample="blocks", unit=unit)
 
 
 def as_array(values: np.ndarray, grid: Grid) -> xarray.DataArray:

@@ -26,7 +26,7 @@ ABSOLUTE, DIFFERENCE, ERROR = "viridis", "RdBu_r", "magma_r"
 def errors_in_time(path: Path, said: Mapping[str, Predictions], grid: Grid, unit: str) -> None:
     """RMSE of each test map; on a log axis where the worst is more than five times the best."""
     area = grid.area()
-    figure, axes = _figure(9.0, 3.6), None
+    figure = _figure(9.0, 3.6)
     axes = figure.subplots()
     curves = {
         name: np.array(

@@ -58,8 +58,8 @@ def phases(data: Prepared, config: ClimateConfig, fold: Fold) -> list[Phase]:
             name=config.task,
             build=lambda previous: build(),
             loss=masked_squared_error(area, scale),
-            epochs=config.train.epochs or EPOCHS[config.task],
-            learning_rate=config.train.learning_rate or LEARNING_RATE[config.task],
+            epochs=EPOCHS[config.task],
+            learning_rate=LEARNING_RATE[config.task],
         )
     ]
 

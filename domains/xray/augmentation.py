@@ -1,7 +1,7 @@
 """Random changes that a second exposure of the same chest could show, and no others.
 
 A small turn, shift and zoom, and another exposure. Never a mirror image: left and right are
-anatomy (the heart's side), and chests do not stand on their heads (X16).
+anatomy (the heart's side), and chests do not stand on their heads.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def opened(prepared: Path) -> Prepared:
 
 
 def folds(prepared: Path, config: XrayConfig) -> list[Fold]:
-    """One fold: patients divided by a permanent hash of their pseudonym (X8).
+    """One fold: patients divided by a permanent hash of their pseudonym.
 
     Raises:
         InputError: Too few patients, or no label has both answers in train, validation and test.

@@ -79,7 +79,7 @@ _END_OF_IMAGE = b"\xff\xd9"
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within the block pydicom tells nothing: its warnings quote values of the header (X17)."""
+    """Within the block pydicom tells nothing: its warnings quote values of the header."""
     logger = logging.getLogger("pydicom")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -203,7 +203,7 @@ def _decode(dataset: Dataset) -> np.ndarray:
 
 
 def _require_codec(syntax: Any) -> None:
-    """Refuses a transfer syntax that nothing installed here can decode, naming what to install (X5)."""
+    """Refuses a transfer syntax that nothing installed here can decode, naming what to install."""
     if not syntax.is_compressed:
         return
     from pydicom.pixels import get_decoder
@@ -220,7 +220,7 @@ def _require_codec(syntax: Any) -> None:
 
 
 def _require_whole(dataset: Dataset) -> None:
-    """A JPEG stream ends with its end marker; without it decoders fill the rest with grey (X6)."""
+    """A JPEG stream ends with its end marker; without it decoders fill the rest with grey."""
     from pydicom.encaps import generate_frames
 
     try:

@@ -21,6 +21,7 @@ from shared.contract import Figure, FoldResult
 if TYPE_CHECKING:
     import keras
 
+_LABELS = 4
 _SHOWN = 4
 _FINE = 8
 
@@ -77,7 +78,7 @@ def figures(
     said, truth = decision.probabilities(result.test.values), result.test.truth
     out.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for label, name in enumerate(films.labels[:4]):
+    for label, name in enumerate(films.labels[:_LABELS]):
         hits = _most(said[:, label], truth[:, label] == 1)
         alarms = _most(said[:, label], truth[:, label] == 0)
         misses = _most(-said[:, label], truth[:, label] == 1)
@@ -92,7 +93,7 @@ def figures(
         heat = grad_cam(model, pictures[..., None], label)
         titles = [f"{kind}, {said[i, label]:.0%}" for kind, i in panels]
         path = out / f"grad-cam-{label}.png"
-        _draw(pictures, heat, titles, path, columns=_SHOWN)
+        _draw(pictures, heat, titles, path)
         drawn.append(
             Figure(
                 path,
@@ -108,9 +109,8 @@ def _most(values: np.ndarray, where: np.ndarray) -> list[int]:
     return [int(i) for i in chosen[np.argsort(-values[chosen], kind="stable")][:_SHOWN]]
 
 
-def _draw(pictures: np.ndarray, heat: np.ndarray, titles: list[str], path: Path, columns: int) -> None:
-    rows = -(-len(titles) // columns)
-    figure, axes = canvas(columns, rows, side=2.1)
+def _draw(pictures: np.ndarray, heat: np.ndarray, titles: list[str], path: Path) -> None:
+    figure, axes = canvas(_SHOWN, -(-len(titles) // _SHOWN), side=2.1)
     for axis in axes.ravel():
         axis.set_axis_off()
     for axis, picture, warmth, title in zip(axes.ravel(), pictures, heat, titles, strict=False):

@@ -69,7 +69,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def check(film: Film, settings: FilmSection) -> Film:
-    """Size and content checks that need no header (X18).
+    """Size and content checks that need no header.
 
     Raises:
         NotAChestFilm: Too small, too oblong, or without any content.

@@ -219,7 +219,7 @@ def _finish(
         examples=len(kept.rows),
         facts=_facts(listing, kept, truth, sizes),
         quarantine=tuple(quarantine),
-        warnings=tuple(_warnings(listing, kept, truth, names, made_up)),
+        warnings=tuple(_warnings(listing, truth, names, made_up)),
         fingerprint=fingerprint,
     )
 
@@ -244,9 +244,7 @@ def _facts(listing: Listing, kept: _Kept, truth: np.ndarray, sizes: np.ndarray) 
     return facts
 
 
-def _warnings(
-    listing: Listing, kept: _Kept, truth: np.ndarray, names: Pseudonyms, made_up: bool
-) -> Iterator[str]:
+def _warnings(listing: Listing, truth: np.ndarray, names: Pseudonyms, made_up: bool) -> Iterator[str]:
     if listing.unlabelled:
         yield f"{listing.unlabelled} films have no labels and were left out."
     for index, name in enumerate(listing.names):

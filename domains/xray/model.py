@@ -79,7 +79,7 @@ def whole(config: XrayConfig, bias: np.ndarray, previous: keras.Model | None) ->
     body = backbone.build(config.model.backbone, config.model.weights, size)
     backbone.freeze(body, config.model.unfreeze)
     film = keras.Input((size, size, 1), name="film_in")
-    # training=False: BatchNormalization and the backbone's own dropout stay in inference mode (X13).
+    # training=False: BatchNormalization and the backbone's own dropout stay in inference mode.
     maps = body(film, training=False)
     pooled = keras.layers.GlobalAveragePooling2D(name="pool", dtype="float32")(maps)
     model = keras.Model(film, _head_layers(pooled, bias, config.model.dropout), name="xray")
@@ -114,7 +114,7 @@ def masked_loss(weights: np.ndarray) -> Callable[[Any, Any], Any]:
     """Cross-entropy over the known labels of each film, ``[B]``; a yes weighs ``weights`` ``[labels]``.
 
     Unknown labels (NaN) count for nothing: the target is filled before anything is computed of it,
-    since masking a NaN afterwards leaves its gradient NaN (X10). Every known label counts
+    since masking a NaN afterwards leaves its gradient NaN. Every known label counts
     once, however many its film has: the sum is divided by the number of labels, known or not.
     """
     import tensorflow as tf
@@ -207,7 +207,7 @@ def _compute(films: data.Prepared, config: XrayConfig, numbers: np.ndarray, copy
 
 
 def assert_range(batch: np.ndarray) -> None:
-    """Checks that films are in 0..1 as the model takes them (X12).
+    """Checks that films are in 0..1 as the model takes them.
 
     Raises:
         InputError: They are in another range, as bytes or as scaled twice; gives it.

@@ -1,4 +1,4 @@
-"""Reads a radiograph from PNG or JPEG, at the depth it was saved with (X7)."""
+"""Reads a radiograph from PNG or JPEG, at the depth it was saved with."""
 
 from __future__ import annotations
 

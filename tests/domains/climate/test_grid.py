@@ -1,4 +1,4 @@
-"""Grids: orientation, seams, areas, coarsening, interpolation (cases C3, C4)."""
+"""Grids: orientation, seams, areas, coarsening, interpolation."""
 
 from __future__ import annotations
 

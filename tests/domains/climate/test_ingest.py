@@ -1,4 +1,4 @@
-"""Scenarios put together; what cannot be used is set aside with its reason (cases C2, C5, C16)."""
+"""Scenarios put together; what cannot be used is set aside with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files read by what is in them (cases C4, C5, C7, C8, C9, C11, C12)."""
+"""Files read by what is in them."""
 
 from __future__ import annotations
 

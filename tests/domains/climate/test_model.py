@@ -1,4 +1,4 @@
-"""The networks: layers that know the grid, the masked loss (case C6), exact windows (C13), seams (C4)."""
+"""The networks: layers that know the grid, the masked loss, exact windows, seams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moments as counted steps, durations with units (cases C5, C14, C16)."""
+"""Moments as counted steps, durations with units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New maps in, CF NetCDF out that reads back equal (cases C1, C3, C4, C14)."""
+"""New maps in, CF NetCDF out that reads back equal."""
 
 from __future__ import annotations
 

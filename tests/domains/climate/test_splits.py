@@ -1,4 +1,4 @@
-"""Splits by scenario and year, and the guards that must catch a leaking one (case C15)."""
+"""Splits by scenario and year, and the guards that must catch a leaking one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units are read, converted and stated; impossible ones are refused (case C9)."""
+"""Units are read, converted and stated; impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def run(probability: list[float], earned: list[float], section: BacktestSection 
 
 
 def test_the_session_of_the_signal_earns_nothing() -> None:
-    """S13: a clairvoyant of the *same* bar, who says up on each day that rose, earns what comes after it."""
+    """A clairvoyant of the *same* bar, who says up on each day that rose, earns what comes after it."""
     opens = np.array([100.0, 110, 100, 110, 100, 110])  # rises and falls by turns, open to open
     risen = np.diff(opens)[:4] > 0  # what happened on the session of the signal
     earned = opens[2:6] / opens[1:5] - 1  # from the next open to the one after

@@ -52,7 +52,7 @@ def test_only_the_warm_up_has_none() -> None:
 
 @pytest.mark.parametrize("known", range(WARM_UP + 1, 80, 7))
 def test_prefix_invariance_to_the_bit(known: int) -> None:
-    """S9: features(data[:t]) equals features(all)[:t]."""
+    """features(data[:t]) equals features(all)[:t]."""
     assert np.array_equal(computed(80)[:known], computed(known), equal_nan=True)
 
 
@@ -65,7 +65,7 @@ def test_nothing_else_changes_when_one_future_bar_does() -> None:
 
 
 def test_a_later_split_changes_no_past_feature(tmp_path: Path) -> None:
-    """S8: back-adjustment divides all earlier prices; raw prices and volumes stay."""
+    """Back-adjustment divides all earlier prices; raw prices and volumes stay."""
     inputs = []
     for factor in (1.0, 1 / 14.0):
         table = bars(80)

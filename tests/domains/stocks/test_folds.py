@@ -23,7 +23,7 @@ def folds(prepared: Path, config: StocksConfig) -> list[Fold]:
 
 
 def test_no_training_label_meets_a_later_split(folds: list[Fold]) -> None:
-    """S11: spans are closed at both ends, so an edge may not touch either."""
+    """Spans are closed at both ends, so an edge may not touch either."""
     for fold in folds:
         first = {split: fold.spans[fold.splits[split], 0].min() for split in SPLITS}
         last = {split: fold.spans[fold.splits[split], 1].max() for split in SPLITS}
@@ -61,7 +61,7 @@ def test_all_tickers_of_a_session_are_together(folds: list[Fold]) -> None:
 def test_changing_what_comes_later_leaves_training_as_it_is(
     prepared: Path, config: StocksConfig, folds: list[Fold], tmp_path: Path
 ) -> None:
-    """S10: train tensors and what normalisation learns are bit-identical."""
+    """Train tensors and what normalisation learns are bit-identical."""
     fold = folds[-1]
     shutil.copytree(prepared, tmp_path / "changed")
     table = pd.read_parquet(prepared / "prices.parquet")

@@ -29,7 +29,7 @@ def panel_of(folder: Path, *tables: pd.DataFrame) -> Panel:
 
 
 def test_the_number_of_windows_and_their_labels(tmp_path: Path) -> None:
-    """S12: n - L - h + 1 windows; window [t-L+1..t] has its label at t+h."""
+    """n - L - h + 1 windows; window [t-L+1..t] has its label at t+h."""
     count = 60
     panel = panel_of(tmp_path, bars(count, "A"))
     found = examples_of(panel, WINDOW)
@@ -61,7 +61,6 @@ def test_what_the_next_session_earns_is_unknown_at_the_end(tmp_path: Path) -> No
 
 
 def test_windows_do_not_cross_tickers_and_late_starters_have_theirs(tmp_path: Path) -> None:
-    """S15."""
     late = bars(50, "LATE", seed=1, first="2010-03-01")
     panel = panel_of(tmp_path, bars(90, "EARLY"), late)
     found = examples_of(panel, WINDOW)
@@ -74,7 +73,7 @@ def test_windows_do_not_cross_tickers_and_late_starters_have_theirs(tmp_path: Pa
 
 
 def test_a_hole_is_not_bridged(tmp_path: Path) -> None:
-    """S14, S15: a missing session begins a new stretch, with a warm-up of its own."""
+    """A missing session begins a new stretch, with a warm-up of its own."""
     table = bars(100, "A").drop(index=50)
     panel = panel_of(tmp_path, table)
     found = examples_of(panel, WINDOW)
@@ -87,7 +86,6 @@ def test_a_hole_is_not_bridged(tmp_path: Path) -> None:
 
 
 def test_a_ticker_that_is_too_short_is_named(tmp_path: Path) -> None:
-    """S15."""
     tiny = bars(WARM_UP + 10, "SHORT", seed=2)
     panel = panel_of(tmp_path, bars(90, "LONG"), tiny)
     assert list(too_short(panel, WINDOW, labelled=True)) == ["SHORT"]
@@ -119,7 +117,7 @@ def test_the_panel_survives_disk(tmp_path: Path) -> None:
 
 
 def test_a_final_bar_replaces_a_partial_one(tmp_path: Path) -> None:
-    """S4: what is prepared again after the close holds the final bar, and another fingerprint."""
+    """What is prepared again after the close holds the final bar, and another fingerprint."""
     config = configured(StocksConfig, base={"window": {"sessions": 8, "horizon": 3}})
     table = bars(60, "A")
     prints = []

@@ -49,7 +49,7 @@ def evaluation(
 
 
 def test_baselines_are_on_the_models_examples(results: list[FoldResult]) -> None:
-    """S16: persistence beside it, always."""
+    """Persistence beside it, always."""
     for result in results:
         assert list(result.baselines) == [
             "majority",
@@ -112,7 +112,7 @@ def test_calibration_comes_from_validation_only(
 
 
 def test_collapse_is_flagged(results: list[FoldResult], config: StocksConfig, tmp_path: Path) -> None:
-    """S17: accuracy equals the base rate where one class is never predicted."""
+    """Accuracy equals the base rate where one class is never predicted."""
     up = [replace(r, test=replace(r.test, values=0.5 + 0.1 * r.test.values), baselines={}) for r in results]
     found = domain.evaluate(up, config, tmp_path)
     flags = [flag for flag in found.flags if "down is never predicted" in flag]

@@ -74,7 +74,6 @@ def test_uncalibrated_synthetic_and_unadjusted_are_said(tmp_path: Path) -> None:
 
 
 def test_todays_open_session_is_not_the_last_bar(tmp_path: Path) -> None:
-    """S4."""
     last = bars(60)["date"].iloc[-1]
     during = pd.Timestamp(f"{last} 12:00", tz="America/New_York")
     summary, table = asked(tmp_path, published(), bars(60, "A"), now=during)
@@ -90,7 +89,7 @@ def test_a_hole_in_the_last_window_is_not_bridged(tmp_path: Path) -> None:
 
 
 def test_a_later_split_changes_no_answer(tmp_path: Path) -> None:
-    """S8, all the way through."""
+    """All the way through."""
     answers = []
     for name, factor in (("before", 1.0), ("after", 0.1)):
         (tmp_path / name).mkdir()

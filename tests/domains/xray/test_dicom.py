@@ -1,4 +1,4 @@
-"""Films come out as a person would see them, or are set aside with a reason (cases X1 to X6, X18)."""
+"""Films come out as a person would see them, or are set aside with a reason."""
 
 from __future__ import annotations
 

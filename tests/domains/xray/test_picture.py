@@ -1,4 +1,4 @@
-"""PNG at the depth it was saved with (case X7)."""
+"""PNG at the depth it was saved with."""
 
 from __future__ import annotations
 

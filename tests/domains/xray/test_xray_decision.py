@@ -1,4 +1,4 @@
-"""Calibration and operating point: chosen on validation, stored as plain numbers (case X15)."""
+"""Calibration and operating point: chosen on validation, stored as plain numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network: real weights, one scaling (X12), BatchNormalization at rest (X13), a loss no NaN can poison (X10)."""
+"""The network: real weights, one scaling, BatchNormalization at rest, a loss no NaN can poison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worklist: most urgent first, every film on it, nothing that identifies (cases X17, X18)."""
+"""The worklist: most urgent first, every film on it, nothing that identifies."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_phase_learns_and_tells(caplog):
     assert heard[-1].done == result.epochs * 5
     assert heard[-1].total == 4 * 5
     assert set(heard[-1].numbers) == {"loss", "val_loss"}
-    # A6: epoch metrics go through logging, so they reach the flow's log
+    # epoch metrics go through logging, so they reach the flow's log
     assert sum("epoch" in r.message and "val_AUROC" in r.message for r in caplog.records) == result.epochs
     assert 0 <= result.input_bound_share <= 1
     assert result.samples_per_second > 0
@@ -240,7 +240,7 @@ def test_a_corrupt_checkpoint_costs_an_epoch_not_the_training(whole, tmp_path, c
 
 
 def test_the_schedule_is_made_anew_with_the_batch(tmp_path, caplog):
-    """A2: 44 examples are 5 steps of 8, and 2 of 16: after epoch 2 the rate must be where 4 steps of 6 are."""
+    """44 examples are 5 steps of 8, and 2 of 16: after epoch 2 the rate must be where 4 steps of 6 are."""
     steady = {"section": TrainSection(warmup_share=0)}
     with progress.listening(kill_after(7)), pytest.raises(_Killed):
         train(network(), tmp_path, **steady)
@@ -259,7 +259,7 @@ def test_threads_that_changed_are_told(tmp_path, caplog):
 
 
 def test_nan_weights_are_found_though_the_loss_is_fine(tmp_path):
-    """A5: the moving statistics become NaN, which training mode never reads."""
+    """The moving statistics become NaN, which training mode never reads."""
 
     @keras.saving.register_keras_serializable("tests")
     class Poison(keras.layers.Layer):

@@ -130,7 +130,10 @@ def _read_all(
     progress.emit("ingest", len(named), len(named))
     if not read:
         reasons = "; ".join(f"{one.item}: {one.reason}" for one in quarantine[:3])
-        raise InputError(f"No usable file among {len(named)}. {reasons}", remedy)
+        raise InputError(
+            f"No usable file among {len(named)}. {reasons}",
+            remedy or "Look into the first with `ncdump -h`, or download it again.",
+        )
     return read, quarantine
 
 

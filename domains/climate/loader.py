@@ -215,6 +215,8 @@ def _check(values: np.ndarray, converted: units.Conversion, standard_name: str) 
         raise InputError("All its values are missing.")
     if np.isinf(values).any():
         raise InputError("It has infinite values.")
+    lowest, highest = float(np.nanmin(values)), float(np.nanmax(values))
+    units.check_markers(lowest, highest, converted, standard_name)
     # float64: a float32 mean along time is off by kelvins (numpy#29772).
     units.check_plausible(float(values.mean(dtype=np.float64, where=known)), converted, standard_name)
 

@@ -46,6 +46,9 @@ _TO = {  # unit: (target, factor, offset)
 }
 
 _PLAUSIBLE = {"K": (120.0, 400.0)}
+_LOWEST = {"K": 0.0, "m s-1": -1000.0, "kg m-2 s-1": -0.01}
+_UNDECLARED = 1e20
+"""Numbers of this size stand for missing values (1e20, 1e30, NetCDF's 9.97e36), never for weather."""
 _PRESSURES = ("air_pressure_at_mean_sea_level", "air_pressure_at_sea_level", "surface_air_pressure")
 """Between these the mean of a field on Earth lies."""
 
@@ -102,4 +105,21 @@ def check_plausible(mean: float, converted: Conversion, standard_name: str) -> N
         f"The units say {converted.given!r}, but the values average {mean:.4g} {converted.unit}, "
         "which no such field on Earth does.",
         "Correct the units attribute in the file (or, for anomalies, give a standard_name ending in _anomaly).",
+    )
+
+
+def check_markers(lowest: float, highest: float, converted: Conversion, standard_name: str) -> None:
+    """Refuses a marker for missing values that the file doesn't declare: -9999 among temperatures, 1e20.
+
+    Raises:
+        InputError: A value is impossible in these units.
+    """
+    floor = -np.inf if "anomaly" in standard_name else _LOWEST.get(converted.unit, -np.inf)
+    if floor <= lowest and max(-lowest, highest) < _UNDECLARED:
+        return
+    wrong = np.array([lowest if lowest < floor or -lowest >= _UNDECLARED else highest])
+    raise InputError(
+        f"It holds the value {float(converted.inverse(wrong)[0]):.5g} {converted.given}: a marker for missing "
+        "values that the file does not declare?",
+        "Set the variable's attribute _FillValue to it, e.g. with `ncatted`, or `cdo setmissval`.",
     )

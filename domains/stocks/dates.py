@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?( ?(Z|[+-]\d{2}:?\d{2}))?")
 _COMPACT = re.compile(r"\d{8}")
+_SPORADIC = 0.1
+"""Up to this share of a file's dates may be faulty; beyond, the format itself isn't known."""
 
 
 @lru_cache(maxsize=8)
@@ -42,7 +45,9 @@ def calendar(name: str, first: str, last: str) -> Any:
         ) from error
 
 
-def session_dates(cells: pd.Series, rows: pd.Series, file: str, section: DataSection) -> np.ndarray:
+def session_dates(
+    cells: pd.Series, rows: pd.Series, file: str, section: DataSection
+) -> tuple[np.ndarray, dict[int, str]]:
     """The session that each cell names: datetime64[s] ``[n]`` at midnight, without a zone.
 
     A cell is a date (``2010-03-01``, ``20100301``), a timestamp, or text in
@@ -50,41 +55,45 @@ def session_dates(cells: pd.Series, rows: pd.Series, file: str, section: DataSec
     day; any other moment with a zone is read on the exchange's clock before the zone is
     dropped: 2020-01-02T05:00Z is the New York session of 2 January.
 
+    Returns:
+        The sessions, NaT where a cell is no certain date; and those cells' positions with the reason.
+
     Raises:
-        InputError: A cell that is no date, or may be two dates; names file, row and cell.
+        InputError: More than a tenth of the cells are no date, or may be two dates: then the file's
+            format isn't known. Names file, row and cell.
     """
     import pandas as pd
 
+    result = np.full(len(cells), "NaT", "datetime64[s]")
+    wrong: dict[int, str] = {}
     if pd.api.types.is_datetime64_any_dtype(cells.dtype):
         stamps = pd.DatetimeIndex(cells)
-        if stamps.hasnans:
-            _refuse(file, rows.iloc[int(np.argmax(stamps.isna()))], "", "is empty")
-        return _days(stamps, section)
-    text = cells.astype(str).str.strip()
-    if section.date_format:
-        days = pd.to_datetime(text, format=section.date_format, errors="coerce", utc=False)
-        if days.isna().any():
-            where = int(np.argmax(days.isna()))
-            _refuse(file, rows.iloc[where], text.iloc[where], f"does not match {section.date_format!r}")
-        return _days(pd.DatetimeIndex(days), section)
-    result = np.empty(len(text), "datetime64[s]")
-    iso = text.str.fullmatch(_ISO).to_numpy(bool)
-    compact = text.str.fullmatch(_COMPACT).to_numpy(bool)
-    if not (iso | compact).all():
-        where = int(np.argmin(iso | compact))
-        _refuse(file, rows.iloc[where], text.iloc[where], "is not an ISO date")
-    bare = compact | (text.str.len() == 10).to_numpy(bool)
-    try:
-        result[bare] = pd.to_datetime(text[bare].str.replace("-", ""), format="%Y%m%d").to_numpy(
-            "datetime64[s]"
+        wrong = dict.fromkeys(np.flatnonzero(stamps.isna()).tolist(), "is empty")
+        result[stamps.notna()] = _days(stamps[stamps.notna()], section)
+    elif section.date_format:
+        days = pd.to_datetime(
+            cells.astype(str).str.strip(), format=section.date_format, errors="coerce", utc=False
         )
+        known = days.notna().to_numpy(bool)
+        wrong = dict.fromkeys(np.flatnonzero(~known).tolist(), f"does not match {section.date_format!r}")
+        result[known] = _days(pd.DatetimeIndex(days[known]), section)
+    else:
+        text = cells.astype(str).str.strip()
+        iso = text.str.fullmatch(_ISO).to_numpy(bool) | text.str.fullmatch(_COMPACT).to_numpy(bool)
+        wrong = dict.fromkeys(np.flatnonzero(~iso).tolist(), "is not an ISO date")
+        bare = iso & text.str.len().isin((8, 10)).to_numpy(bool)
+        days = pd.to_datetime(text[bare].str.replace("-", ""), format="%Y%m%d", errors="coerce")
+        result[bare] = days.to_numpy("datetime64[s]")
         # Offsets change with daylight saving, so stamps are read one by one; they are rare.
-        for i in np.flatnonzero(~bare):
-            result[i] = _days(pd.DatetimeIndex([pd.Timestamp(text.iloc[i])]), section)[0]
-    except ValueError:
-        where = next(i for i, cell in enumerate(text) if not _is_date(cell))
-        _refuse(file, rows.iloc[where], text.iloc[where], "is not a day of the calendar")
-    return result
+        for i in np.flatnonzero(iso & ~bare):
+            with contextlib.suppress(ValueError):
+                result[i] = _days(pd.DatetimeIndex([pd.Timestamp(text.iloc[i])]), section)[0]
+        for i in np.flatnonzero(iso & np.isnat(result)):
+            wrong[int(i)] = "is not a day of the calendar"
+    if len(wrong) > _SPORADIC * len(cells):
+        where = min(wrong)
+        _refuse(file, rows.iloc[where], str(cells.iloc[where]).strip(), wrong[where])
+    return result, wrong
 
 
 def _days(stamps: pd.DatetimeIndex, section: DataSection) -> np.ndarray:
@@ -94,16 +103,6 @@ def _days(stamps: pd.DatetimeIndex, section: DataSection) -> np.ndarray:
         local = stamps.tz_convert(zone).tz_localize(None)
         stamps = own.where(own == own.normalize(), local)
     return stamps.normalize().to_numpy("datetime64[s]")
-
-
-def _is_date(cell: str) -> bool:
-    import pandas as pd
-
-    try:
-        pd.Timestamp(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _refuse(file: str, row: int, cell: str, why: str) -> None:

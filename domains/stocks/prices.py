@@ -13,7 +13,7 @@ import numpy as np
 
 from domains.stocks.dates import calendar
 from domains.stocks.reading import Bars
-from domains.stocks.tables import PRICES
+from domains.stocks.tables import NEEDED, PRICES
 from shared.contract import Quarantined
 from shared.errors import InputError
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _OUTSIDE = 0.01
 """Vendors round: an open or close outside [low, high] by less than this share is taken as it is."""
+_LARGEST = 1e15
+"""Above it a number is damage: products and squares of such numbers would not be finite."""
 _JUMP = 0.4
 """One-session log return above which a person is told: a crash, or a split that nobody adjusted."""
 
@@ -63,7 +65,7 @@ def clean(bars: Bars, section: DataSection, *, now: Any = None) -> Prices:
     now = pd.Timestamp.now("UTC") if now is None else now
     prices = Prices(bars.table, list(bars.quarantine))
     if bars.table.empty:
-        raise InputError(f"{bars.title}: no row can be used. {_first(prices.quarantine)}", _COLUMNS)
+        raise InputError(f"{bars.title}: no row can be used. {_first(prices.quarantine)}", NEEDED)
     prices.adjusted = _adjustment(prices, section)
     _set_aside(prices, *_broken(prices.table, prices.adjusted))
     _one_a_session(prices)
@@ -71,7 +73,7 @@ def clean(bars: Bars, section: DataSection, *, now: Any = None) -> Prices:
     if prices.table.empty:
         raise InputError(
             f"{bars.title}: all {len(prices.quarantine)} rows were set aside. {_first(prices.quarantine)}",
-            _COLUMNS,
+            NEEDED,
         )
     table = prices.table.sort_values(["ticker", "session"], kind="stable").reset_index(drop=True)
     prices.table = table.drop(columns=["file", "row"])
@@ -80,11 +82,6 @@ def clean(bars: Bars, section: DataSection, *, now: Any = None) -> Prices:
         prices.warnings.append("There is no volume: its feature is zero throughout.")
     prices.table["volume"] = prices.table["volume"].fillna(0.0)
     return prices
-
-
-_COLUMNS = (
-    "Daily bars need the columns date, open, high, low, close (adj_close, volume, ticker if there are)."
-)
 
 
 def _first(quarantine: list[Quarantined]) -> str:
@@ -128,10 +125,13 @@ def _broken(table: pd.DataFrame, adjusted: str) -> tuple[np.ndarray, np.ndarray]
         for position, name in enumerate(columns):
             for where, why in (
                 (values[:, position] <= 0, "not above zero"),
+                ((values[:, position] > 0) & (values[:, position] < 1 / _LARGEST), "too small for a price"),
                 (np.isnan(values[:, position]), "empty"),
             ):
                 reason[where] = f"{name} is {why}"
+            reason[values[:, position] > _LARGEST] = f"{name} is beyond any price"
             reason[np.isinf(values[:, position])] = f"{name} is infinite"
+    reason[table["volume"].to_numpy() > _LARGEST] = "volume is beyond any trade"
     reason[np.isnan(values).all(1)] = "an empty row"
     return reason != "", reason
 

@@ -24,6 +24,7 @@ SUFFIXES = (".csv", ".csv.gz", ".parquet")
 PRICES = ("open", "high", "low", "close")
 NUMBERS = (*PRICES, "adj_close", "volume")
 COLUMNS = ("ticker", "session", *NUMBERS, "file", "row")
+NEEDED = "Daily bars need the columns date, open, high, low, close (adj_close, volume, ticker if there are)."
 _ALIASES = {
     "date": "date",
     "datetime": "date",
@@ -72,7 +73,7 @@ def read_file(file: Path, section: DataSection) -> tuple[pd.DataFrame, list[Quar
             found = ", ".join(str(name) for name in cells.columns if name != "row")
             raise Unreadable(
                 f"has no column {part!r}; it has {found}.",
-                "Name the columns date, open, high, low, close (adj_close, volume, ticker if there are).",
+                NEEDED,
             )
     return _parse(cells, file.name, section)
 
@@ -113,7 +114,9 @@ def _separator(file: Path) -> str:
         with opener(file, "rt", encoding="utf-8-sig", errors="replace") as stream:
             first = stream.readline()
     except (OSError, EOFError) as error:
-        raise Unreadable(f"cannot be read: {error}.") from error
+        raise Unreadable(
+            f"cannot be read: {str(error).rstrip('.')}.", "Copy it again, with rights to read it."
+        ) from error
     return max(",;\t|", key=first.count)
 
 
@@ -125,7 +128,7 @@ def _header(first: list[list[str]]) -> tuple[list[str], list[str] | None, int]:
         return ["date", *first[level][1:]], ["", *first[1 - level][1:]], 3
     if known[0] < 2:
         raise Unreadable(
-            f"has no header: its first line is {', '.join(first[0][:6])}.",
+            f"has no header: its first line is {', '.join(first[0][:6])[:80]!r}.",
             "Put a line with the names of the columns on top: date,open,high,low,close,adj_close,volume.",
         )
     return first[0], None, 1
@@ -172,7 +175,10 @@ def _parquet_cells(file: Path) -> pd.DataFrame:
     try:
         raw = pd.read_parquet(file)
     except Exception as error:  # pyarrow raises its own kinds, OSError and ValueError alike
-        raise Unreadable(f"cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+        raise Unreadable(
+            f"cannot be read as Parquet: {str(error).splitlines()[0].rstrip('.')}.",
+            "Copy it again, or save the bars as CSV.",
+        ) from error
     if not isinstance(raw.index, pd.RangeIndex):
         names = [field_name(name) for name in raw.index.names]
         raw.index.names = [
@@ -198,11 +204,18 @@ def _parquet_cells(file: Path) -> pd.DataFrame:
 def _parse(cells: pd.DataFrame, file: str, section: DataSection) -> tuple[pd.DataFrame, list[Quarantined]]:
     import pandas as pd
 
-    table = pd.DataFrame({"session": session_dates(cells["date"], cells["row"], file, section)})
+    sessions, undated = session_dates(cells["date"], cells["row"], file, section)
+    table = pd.DataFrame({"session": sessions})
     stem = re.sub(r"\.(csv|csv\.gz|parquet)$", "", file, flags=re.IGNORECASE)
     table["ticker"] = cells["ticker"].astype(str).str.strip().to_numpy() if "ticker" in cells else stem
     table["file"], table["row"] = file, cells["row"].to_numpy()
     quarantine, bad = [], np.zeros(len(table), bool)
+    for at in sorted(undated):
+        cell = str(cells["date"].iloc[at]).strip()
+        quarantine.append(
+            Quarantined(f"{file} row {table['row'].iloc[at]}", f"column date: {cell!r} {undated[at]}")
+        )
+        bad[at] = True
     for name in NUMBERS:
         if name not in cells:
             table[name] = np.nan

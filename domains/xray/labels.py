@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
@@ -23,6 +23,8 @@ _PATHS = ("path", "file", "filename", "file_name", "image", "image_path", "image
 _PATIENTS = ("patient", "patient_id", "patientid", "patient id", "subject", "subject_id")
 _FINDINGS = "finding labels"  # NIH's column: names joined by |
 _NEGATIVE = ("normal", "negative", "healthy", "no finding", "no_finding", "nofinding", "none", "0")
+_SLIPS = 0.1
+"""A column with up to this share of other values is one of labels with slips in it."""
 _NOTHING = ("", "nan", "na", "n/a", "null", "none")
 
 
@@ -48,7 +50,6 @@ class Listing:
     films: tuple[Listed, ...]
     unlabelled: int = 0
     about: str = ""
-    missing: dict[str, int] = field(default_factory=dict)
 
 
 def films_under(folder: Path) -> list[Path]:
@@ -175,28 +176,23 @@ def _from_table(table: Path, settings: LabelSection) -> Listing:
     else:
         names = _label_columns(rows, columns, (path_column, patient_column), settings, table)
     policies = _policies(names, settings)
-    films, missing = [], dict.fromkeys(names, 0)
+    films = []
     for number, row in enumerate(rows, start=1):
         if findings:
             found = row[findings].split("|")
             values = np.array([float(name in found) for name in names], "float32")
         else:
             values = np.array(
-                [
-                    _value(row[name], *policies[name], f"{table.name}, row {number + 1}, column {name!r}")
-                    for name in names
-                ],
+                [_value(row[name], *policies[name], _place(table, number + 1, name)) for name in names],
                 "float32",
             )
-        for name, value in zip(names, values, strict=True):
-            missing[name] += bool(np.isnan(value))
         relative = row[path_column].strip().replace("\\", "/")
         patient = row[patient_column].strip() if patient_column else ""
         patient = patient or _by_pattern(relative, settings)
         films.append(Listed(number, table.parent / relative, relative, patient, values))
     listed = {film.path for film in films}
     unlabelled = sum(path not in listed for path in films_under(table.parent))
-    return Listing(tuple(names), tuple(films), unlabelled, f"a label table of {len(rows)} rows", missing)
+    return Listing(tuple(names), tuple(films), unlabelled, f"a label table of {len(rows)} rows")
 
 
 def _read_rows(table: Path) -> tuple[list[dict[str, str]], list[str]]:
@@ -210,6 +206,11 @@ def _read_rows(table: Path) -> tuple[list[dict[str, str]], list[str]]:
         raise InputError(
             f"{table.name} cannot be read as CSV: {error}.", "Save it as CSV in UTF-8."
         ) from error
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise InputError(
+            f"{table.name} has two columns named {twice[0]!r}.", "Leave one of them, or rename it."
+        )
     if not rows:
         raise InputError(f"{table.name} has no rows.", "Give one row a film, with a header line.")
     for number, row in enumerate(rows, start=2):
@@ -247,7 +248,14 @@ def _label_columns(
 ) -> list[str]:
     if settings.names:
         return _chosen(columns, settings, table.name)
-    names = [c for c in columns if c and c not in taken and all(_is_label(row[c]) for row in rows)]
+    names = []
+    for column in (c for c in columns if c and c not in taken):
+        wrong = [number for number, row in enumerate(rows, start=2) if not _is_label(row[column])]
+        # A few slips in a column of labels are told, so that no label vanishes because of them.
+        if 0 < len(wrong) <= _SLIPS * len(rows):
+            _value(rows[wrong[0] - 2][column], "ignore", "ignore", _place(table, wrong[0], column))
+        if not wrong:
+            names.append(column)
     if not names:
         raise InputError(
             f"{table.name} has no label column: none of {', '.join(columns)} holds only 0, 1, -1 and blanks.",
@@ -285,6 +293,10 @@ def _exceptions(names: Sequence[str], given: Sequence[str], knob: str) -> dict[s
             raise InputError(f"There is no label {name!r} to set a policy for.", did_you_mean(name, names))
         found[name] = cast(Missing, policy)
     return found
+
+
+def _place(table: Path, row: int, column: str) -> str:
+    return f"{table.name}, row {row}, column {column!r}"
 
 
 def _is_label(text: str) -> bool:

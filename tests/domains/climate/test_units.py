@@ -38,3 +38,31 @@ def test_impossible_units_are_refused() -> None:
     with pytest.raises(InputError, match="no such field on Earth"):
         units.check_plausible(1013.0, units.conversion("Pa"), "air_pressure_at_mean_sea_level")
     units.check_plausible(0.3, units.conversion("K"), "air_temperature_anomaly")
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "name"),
+    [
+        ((-9999.0, 20.0), "degC", "air_temperature"),
+        ((280.0, 1e20), "K", "air_temperature"),
+        ((-9999.0, 0.0), "mm day-1", "precipitation_flux"),
+        ((-9.97e36, 0.0), "1", ""),
+    ],
+)
+def test_undeclared_markers_of_missing_values_are_refused(
+    values: tuple[float, float], unit: str, name: str
+) -> None:
+    converted = units.conversion(unit)
+    low, high = converted(np.array(values)).tolist()
+    marker = max(values, key=abs)
+    with pytest.raises(InputError, match="marker for missing values") as caught:
+        units.check_markers(low, high, converted, name)
+    assert f"{marker:.5g} {unit}" in caught.value.message
+
+
+def test_cold_days_and_anomalies_are_no_markers() -> None:
+    units.check_markers(
+        *units.conversion("degC")(np.array([-89.0, 56.0])).tolist(), units.conversion("degC"), ""
+    )
+    units.check_markers(-12.0, 9.0, units.conversion("K"), "air_temperature_anomaly")
+    units.check_markers(-1e-6, 0.01, units.conversion("kg m-2 s-1"), "precipitation_flux")

@@ -23,7 +23,6 @@ def cleaned(table: pd.DataFrame, folder: Path, now: pd.Timestamp = NOW, **settin
 
 
 def test_open_high_low_are_scaled_by_the_closes_factor(tmp_path: Path) -> None:
-    """S2."""
     table = bars(4).assign(adj_close=lambda t: t["close"] / [4, 4, 2, 1])
     prices = cleaned(table, tmp_path)
     adjusted = adjust(prices.table, prices.adjusted)
@@ -33,7 +32,6 @@ def test_open_high_low_are_scaled_by_the_closes_factor(tmp_path: Path) -> None:
 
 
 def test_without_adjusted_close_the_fall_back_is_recorded(tmp_path: Path) -> None:
-    """S2."""
     prices = cleaned(bars(4).drop(columns="adj_close"), tmp_path)
     assert prices.adjusted == "none"
     assert any("no adjusted close" in warning for warning in prices.warnings)
@@ -49,7 +47,7 @@ def test_adjusted_and_unadjusted_tickers_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_the_same_date_twice_once_empty(tmp_path: Path) -> None:
-    """S3: the valid one stays."""
+    """The valid one stays."""
     table = bars(3)
     empty = table.iloc[[1]].assign(
         open=np.nan, high=np.nan, low=np.nan, close=np.nan, adj_close=np.nan, volume=np.nan
@@ -69,7 +67,6 @@ def test_the_same_bar_twice_is_one(tmp_path: Path) -> None:
 
 
 def test_two_different_bars_of_one_date_raise_with_the_date(tmp_path: Path) -> None:
-    """S3."""
     table = bars(3)
     with pytest.raises(InputError, match=r"different bars for 2010-01-05: .* row 3 and .* row 5"):
         cleaned(pd.concat([table, table.iloc[[1]].assign(volume=1.0)]), tmp_path)
@@ -86,7 +83,6 @@ def test_two_different_bars_of_one_date_raise_with_the_date(tmp_path: Path) -> N
     ],
 )
 def test_an_unsettled_session_is_left_out(tmp_path: Path, now: str, left: int) -> None:
-    """S4."""
     prices = cleaned(bars(3), tmp_path, pd.Timestamp(now, tz="UTC"))
     assert len(prices.table) == left
     if left == 2:
@@ -98,6 +94,9 @@ def test_an_unsettled_session_is_left_out(tmp_path: Path, now: str, left: int) -
     [
         ("close", 0.0, "close is not above zero"),
         ("open", -1.0, "open is not above zero"),
+        ("close", 1e306, "close is beyond any price"),
+        ("low", 1e-300, "low is too small for a price"),
+        ("volume", 1e300, "volume is beyond any trade"),
         ("adj_close", 0.0, "adj_close is not above zero"),
         ("low", np.inf, "low is infinite"),
         ("close", np.nan, "close is empty"),
@@ -107,7 +106,7 @@ def test_an_unsettled_session_is_left_out(tmp_path: Path, now: str, left: int) -
     ],
 )
 def test_bars_that_cannot_be_are_set_aside(tmp_path: Path, column: str, value: float, why: str) -> None:
-    """S6: by value, before anything is computed from them."""
+    """By value, before anything is computed from them."""
     table = bars(5)
     table.loc[2, column] = value
     prices = cleaned(table, tmp_path)
@@ -117,7 +116,7 @@ def test_bars_that_cannot_be_are_set_aside(tmp_path: Path, column: str, value: f
 
 
 def test_a_real_crash_is_not_taken_for_a_split() -> None:
-    """S7: Apple fell by 52% on 2000-09-29, and by no split; its splits are no falls."""
+    """Apple fell by 52% on 2000-09-29, and by no split; its splits are no falls."""
     prices = clean(read("bokeh", DataSection(tickers=("AAPL",))), DataSection(), now=NOW)
     assert not prices.quarantine
     table = adjust(prices.table, prices.adjusted).set_index("session")
@@ -129,7 +128,7 @@ def test_a_real_crash_is_not_taken_for_a_split() -> None:
 
 
 def test_days_without_a_session_are_set_aside(tmp_path: Path) -> None:
-    """S14: sessions number the exchange's days; Christmas and weekends are none."""
+    """Sessions number the exchange's days; Christmas and weekends are none."""
     table = bars(30, first="2010-12-01")
     table = pd.concat([table, table.iloc[[0]].assign(date="2010-12-25")])
     prices = cleaned(table, tmp_path)

@@ -45,7 +45,7 @@ def test_a_long_file_in_other_peoples_columns(csv: Callable[..., str], header: s
 @pytest.mark.parametrize(
     "text",
     [
-        # S1: what yfinance writes, new and old, and grouped by ticker
+        # what yfinance writes, new and old, and grouped by ticker
         "Price,Close,High,Low,Open,Volume\nTicker,AAPL,AAPL,AAPL,AAPL,AAPL\nDate,,,,,\n2010-01-04,10.5,11,9,10,100\n",
         ",Close,High,Low,Open,Volume\n,AAPL,AAPL,AAPL,AAPL,AAPL\nDate,,,,,\n2010-01-04,10.5,11,9,10,100\n",
         "Ticker,AAPL,AAPL,AAPL,AAPL,AAPL\nPrice,Close,High,Low,Open,Volume\nDate,,,,,\n2010-01-04,10.5,11,9,10,100\n",
@@ -145,7 +145,6 @@ def test_only_the_tickers_asked_for() -> None:
     ],
 )  # fmt: skip
 def test_numbers_in_a_stated_format(csv: Callable[..., str], cell: str, decimal: str, value: float) -> None:
-    """S18."""
     text = "date,open,high,low,close\n2010-01-04" + f",{cell}" * 4
     bars = read(csv(text), DataSection(decimal=decimal))
     assert bars.table["close"].tolist() == [value]
@@ -184,7 +183,6 @@ def test_an_empty_cell_is_missing_not_a_fault(csv: Callable[..., str]) -> None:
     ],
 )
 def test_dates_become_sessions_of_the_exchange(csv: Callable[..., str], cell: str, day: str) -> None:
-    """S5."""
     table = read(csv(f"date,open,high,low,close\n{cell},1,1,1,1\n"), PLAIN).table
     assert str(table["session"].iloc[0].date()) == day
 
@@ -202,10 +200,18 @@ def test_zones_of_a_parquet_index(tmp_path: Path, zone: str | None) -> None:
 
 @pytest.mark.parametrize("cell", ["03/04/2010", "1.3.2010", "", "2010-02-30", "yesterday"])
 def test_a_date_that_is_not_certain_raises_with_its_row(csv: Callable[..., str], cell: str) -> None:
-    """S18."""
     with pytest.raises(InputError, match="row 3, column date") as caught:
         read(csv(f"date,open,high,low,close\n2010-01-04,1,1,1,1\n{cell},1,1,1,1\n"), PLAIN)
     assert "date_format" in caught.value.remedy
+
+
+@pytest.mark.parametrize("cell", ["03/04/2010", "2010-03", "", "2010-02-30", "2010-02-30T00:00"])
+def test_one_faulty_date_among_many_costs_its_row_only(csv: Callable[..., str], cell: str) -> None:
+    good = "".join(f"2010-03-{day:02},1,1,1,1\n" for day in range(1, 13))
+    got = read(csv(f"date,open,high,low,close\n{good}{cell},1,1,1,1\n"), PLAIN)
+    assert len(got.table) == 12
+    assert [item.item for item in got.quarantine] == ["AAPL.csv row 14"]
+    assert repr(cell) in got.quarantine[0].reason
 
 
 def test_a_stated_date_format_is_kept_to(csv: Callable[..., str]) -> None:

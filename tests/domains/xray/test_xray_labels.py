@@ -1,4 +1,4 @@
-"""What a source says of its films: blanks and -1 by a stated policy (case X10), errors that name the row."""
+"""What a source says of its films: blanks and -1 by a stated policy, errors that name the row."""
 
 from __future__ import annotations
 
@@ -55,6 +55,8 @@ def test_policies_by_label(tmp_path, settings, second):
         ("path,a\n1.png,1\n", {"patient_pattern": "("}, "no regular expression"),
         ("path,a\n1.png,1\n", {"patient_pattern": "1"}, "no group"),
         ("path,a\n", {}, "no rows"),
+        ("path,a,b,a\n1.png,1,0,1\n", {}, "two columns named 'a'"),
+        ("path,a,b\n" + "1.png,1,0\n" * 15 + "1.png,7,0\n", {}, r"row 17, column 'a'.*'7'"),
     ],
 )
 def test_wrong_tables_are_refused_with_the_place(tmp_path, text, settings, message):

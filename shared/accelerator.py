@@ -16,7 +16,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +78,6 @@ class Probe:
     placement: tuple[str, ...]
     tpu: str
     problems: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def resolve(section: AcceleratorSection) -> str:

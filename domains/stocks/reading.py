@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from domains.stocks.tables import COLUMNS, NUMBERS, SUFFIXES, Unreadable, field_name, read_file
+from domains.stocks.tables import COLUMNS, NEEDED, NUMBERS, SUFFIXES, Unreadable, field_name, read_file
 from shared.contract import Quarantined
 from shared.errors import InputError, did_you_mean
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from domains.stocks.config import DataSection
 
-EMBEDDED = ("bokeh", "sp500", "nasdaq", "synthetic")
+EMBEDDED = ("bokeh", "sp500", "nasdaq")
 MARKER = "SYNTHETIC.txt"
 """A folder that holds this file says of itself that its prices were made up."""
 
@@ -58,7 +58,7 @@ def read(source: str, section: DataSection) -> Bars:
     Raises:
         InputError: No such source, no readable file in it, an ambiguous date, no such ticker.
     """
-    if source in ("bokeh", "sp500", "nasdaq"):
+    if source in EMBEDDED:
         bars = _embedded(source)
     else:
         bars = _from_files(Path(source).expanduser(), section)
@@ -72,7 +72,8 @@ def _from_files(path: Path, section: DataSection) -> Bars:
     files = sorted(_files_in(path)) if folder else [path]
     if not path.exists():
         raise InputError(
-            f"There is no file, folder or embedded source {str(path)!r}.", did_you_mean(str(path), EMBEDDED)
+            f"There is no file, folder or embedded source {str(path)!r}.",
+            did_you_mean(str(path), [*EMBEDDED, "synthetic"]),
         )
     if not files:
         raise InputError(
@@ -94,7 +95,7 @@ def _from_files(path: Path, section: DataSection) -> Bars:
         raise InputError(
             f"None of the {len(files)} files in {path} can be read; the first: "
             f"{quarantine[0].item}: {quarantine[0].reason}",
-            "Daily bars need the columns date, open, high, low, close (adj_close, volume, ticker if there are).",
+            NEEDED,
         )
     marked = (path if folder else path.parent) / MARKER
     table = pd.concat(tables, ignore_index=True)

@@ -5,8 +5,7 @@ Everything here is fitted on *validation* and stored with the model, never on te
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -124,9 +123,6 @@ class OperatingPoint:
     specificity: float
     flagged: float
     positives: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def operating_point(

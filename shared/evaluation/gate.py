@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from shared.config import GateSection
@@ -41,9 +41,6 @@ class Gate:
     verdict: Literal["promote", "hold"]
     reasons: list[str]
     checks: list[Check]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def decide(

@@ -7,7 +7,7 @@ at random, so neither has a seed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -206,12 +206,3 @@ def _ends_before(label_ends: np.ndarray, unique: np.ndarray, boundary: int) -> n
         return np.zeros(len(label_ends), dtype=bool)
     ended: np.ndarray = label_ends < unique[boundary]
     return ended
-
-
-def left_out(split: Mapping[Split, np.ndarray], count: int) -> np.ndarray:
-    """Numbers of the examples in no split: purged, or older than ``train_size`` allows.
-
-    >>> left_out({"train": np.array([0]), "validation": np.array([3]), "test": np.array([6, 7])}, 8).tolist()
-    [1, 2, 4, 5]
-    """
-    return np.setdiff1d(np.arange(count), np.concatenate([split[name] for name in SPLITS]))

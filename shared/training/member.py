@@ -18,13 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from shared import accelerator, contract, files
 from shared.errors import DeviceError
-from shared.evaluation.predictions import read_predictions, write_predictions
 from shared.plan import ExecutionPlan
 
 if TYPE_CHECKING:
     import keras
-
-__all__ = ["read_predictions", "rebuild", "train_member", "write_predictions"]
 
 
 def train_member(

@@ -284,23 +284,15 @@ def test_help_of_a_domain_lists_options_and_settings(toy: None, capsys: pytest.C
 @pytest.mark.parametrize(
     "words", [["--help"], ["run", "--help"], ["run", "stocks", "--help"], ["config", "xray"]]
 )
-def test_help_is_cheap(words: list[str]) -> None:
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
     code = f"""
-import sys, time
+import sys
 from pipelines import cli
 assert cli.run({words!r}) == 0
-print(time.process_time(), *({HEAVY!r} & set(sys.modules)), file=sys.stderr)
+print(*({HEAVY!r} & set(sys.modules)), file=sys.stderr)
 """
-    costs = []
-    for _ in range(4):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        cost, *loaded = done.stderr.split()
-        assert loaded == [], "loaded for nothing"
-        costs.append(float(cost))
-        if costs[-1] <= 0.3:
-            break
-    # 0.3 s where nothing else runs; other processes on the same core make the same work cost more.
-    assert min(costs) <= 0.45
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == [], "loaded for nothing"
 
 
 def test_prefect_is_quiet_unless_asked_and_a_persons_own_settings_win(

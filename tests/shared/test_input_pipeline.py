@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from shared import input_pipeline
 from shared.contract import Source
@@ -22,8 +23,6 @@ from shared.input_pipeline import (
     training_batches,
 )
 from shared.plan import ExecutionPlan
-
-tf = pytest.importorskip("tensorflow")
 
 
 def numbers(count: int, **kwargs) -> Source:

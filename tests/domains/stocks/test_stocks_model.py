@@ -92,8 +92,9 @@ def trained(place: Path, settings: dict[str, Any]) -> Any:
     """The comparison of all contenders on the last fold of a whole, if short, training."""
     from shared import worker
     from shared.evaluation import metrics
+    from shared.evaluation.predictions import read_predictions
     from shared.plan import ExecutionPlan
-    from shared.training.member import read_predictions, train_member
+    from shared.training.member import train_member
 
     config = build(StocksConfig, base=settings)
     (place / "prepared").mkdir(parents=True)

@@ -16,7 +16,8 @@ from shared import progress
 from shared.config import DomainConfig
 from shared.contract import Source
 from shared.errors import InputError
-from shared.training.member import read_predictions, rebuild, train_member
+from shared.evaluation.predictions import read_predictions
+from shared.training.member import rebuild, train_member
 from tests.shared.training import two_phases
 
 TIMES = ("seconds", "samples_per_second", "input_bound_share")

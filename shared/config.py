@@ -25,7 +25,8 @@ class Section(BaseModel):
 
 class AcceleratorSection(Section):
     device: Literal["auto", "cpu", "gpu", "gpus", "tpu", "workers"] = Field(
-        "auto", description="Where to run: auto takes the best device that answers."
+        "auto",
+        description="Where to run: auto takes the best device that answers; this version refuses workers.",
     )
     tpu_address: str = Field("local", description="Address of the TPU, as TPUClusterResolver takes it.")
     logical_cpus: int = Field(
@@ -51,7 +52,7 @@ class PlanSection(Section):
     seconds: float = Field(60.0, gt=0, description="Budget of the search in seconds.")
     trial_seconds: float = Field(45.0, gt=0, description="Limit of a single trial in seconds.")
     memory_gb: float | None = Field(
-        None, gt=0, description="Memory limit of a trial in GiB; default: what the machine has free."
+        None, gt=0, description="Memory limit of a trial on a CPU in GiB; default: what is free."
     )
     learning_rate_rule: Literal["auto", "square-root", "linear", "none"] = Field(
         "auto",

@@ -34,7 +34,7 @@ def judge(
         members: For each fold the folders that ``train_member`` filled.
         run: The run's folder. ``folds.json``, ``predictions.npz``, ``figures/`` and
             ``metrics.json`` are written there.
-        shuffled: Folder of a member trained on shuffled labels (``--guards full``).
+        shuffled: File of test predictions by a member trained on shuffled labels (``--guards full``).
 
     Returns:
         What ``metrics.json`` holds.

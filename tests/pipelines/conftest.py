@@ -13,7 +13,7 @@ import pytest
 
 from pipelines import steps
 from shared import files
-from shared.config import DomainConfig, build, to_toml
+from shared.config import DomainConfig, build, merge, to_toml
 from shared.contract import find
 from shared.plan import ExecutionPlan
 
@@ -53,28 +53,35 @@ def whole() -> Whole:
 
 
 @pytest.fixture
-def casebook(runs: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts the command of this environment; returns the process."""
+def casebook(runs: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts the command of this environment; what it prints goes to ``casebook.log`` in ``tmp_path``."""
+    started: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(Path(sys.executable).with_name("casebook")), *words],
-            env={**os.environ, "CASEBOOK_RUNS": str(runs), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(*words: str, **environment: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "casebook.log").open("ab") as output:
+            process = subprocess.Popen(
+                [str(Path(sys.executable).with_name("casebook")), *words],
+                env={**os.environ, "CASEBOOK_RUNS": str(runs), **environment},
+                stdout=output,
+                stderr=output,
+            )
+        started.append(process)
+        return process
 
-    return start
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture
 def tiny_file(tmp_path: Path) -> Callable[[str], Path]:
-    """A domain's tiny settings as a TOML file."""
+    """A domain's tiny settings as a TOML file, with the plan decided: two measured ones may differ."""
 
     def write(domain: str) -> Path:
         body = find(domain)
-        config: DomainConfig = build(body.Config, base=body.tiny())
+        plan = {"plan": {"batch_size": 16, "precision": "float32", "xla": "off"}}
+        config: DomainConfig = build(body.Config, base=merge(body.tiny(), plan))
         file = tmp_path / f"{domain}.toml"
         file.write_text(to_toml(config))
         return file

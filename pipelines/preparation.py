@@ -19,8 +19,8 @@ from shared.settings import prepared_root
 
 log = logging.getLogger("casebook.steps")
 
-NOT_DATA = {"train", "plan", "gate", "run", "accelerator"}
-"""Sections that cannot change what ingest makes."""
+NOT_DATA = set(DomainConfig.model_fields) - {"source"}
+"""Sections that every domain has, and that cannot change what ingest makes."""
 
 
 def prepared(domain: Domain, config: DomainConfig) -> Path:

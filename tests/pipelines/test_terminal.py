@@ -119,6 +119,12 @@ def test_the_summary_says_what_where_against_what_verdict_cost_report_and_next(
     assert "SYNTHETIC" not in text
 
 
+def test_a_stopped_run_says_at_which_step(tmp_path: Path) -> None:
+    done = {step: {"state": "done"} for step in ("ingest", "plan", "train", "evaluate")}
+    assert summary.state_of(tmp_path, {"state": "failed", "steps": done}) == "failed at export"
+    assert summary.state_of(tmp_path, {"state": "running", "steps": {}}) == "killed at ingest"
+
+
 def test_synthetic_data_is_said_loudly(a_run: MakeRun, tmp_path: Path) -> None:
     assert "SYNTHETIC DATA" in shown(a_run(tmp_path, synthetic=True))
 

@@ -14,6 +14,7 @@ from shared.errors import InputError, did_you_mean
 
 KINDS = ("train", "predict")
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+LONGEST = 3660 * UNITS["days"]
 KEYS = ("cron", "timezone", *UNITS, "source", "out", "config")
 
 EXAMPLE = """\
@@ -135,7 +136,7 @@ def _parameters(
         if "out" in table:
             raise InputError(f"{where} has `out`, which only predict takes.")
         return {"config": {**config, "source": str(source)} if source is not None else dict(config)}
-    if scheduled and source is None:
+    if scheduled and not source:
         raise InputError(f"{where} has no source.", 'Name what to score: source = "incoming".')
     parameters: dict[str, Any] = {"config": dict(config)}
     if source is not None:
@@ -151,9 +152,14 @@ def _interval(where: str, table: Mapping[str, Any]) -> float | None:
         amount = table.get(unit)
         if amount is None:
             continue
-        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount <= 0:
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not amount > 0:
             raise InputError(f"{unit} in {where} must be a number above 0, received {amount!r}.")
         total = (total or 0.0) + float(amount) * length
+    if total is not None and not 1 <= total <= LONGEST:
+        raise InputError(
+            f"The interval in {where} is {total:g} seconds.",
+            "Give one of at least a second and at most ten years.",
+        )
     return total
 
 

@@ -201,7 +201,7 @@ def publish(this: Run) -> dict[str, Any]:
         metrics = files.read_json(this.path / "metrics.json")
         verdict = _result(this, "gate")["verdict"]
         row = next(row for row in metrics["comparison"]["rows"] if row["name"] == MODEL)
-        score = f"{metrics['score']['name']} {row['value']:.4g}"
+        score = f"{metrics['score']['name']} {'undefined' if row['value'] is None else format(row['value'], '.4g')}"
         settings = {key: _at(this.config, key) for key, _ in knobs(type(this.config))}
         tracked = registry.track(
             this.domain.name,
@@ -211,6 +211,7 @@ def publish(this: Run) -> dict[str, Any]:
                 **{
                     f"{metrics['score']['name']} {row['name']}": row["value"]
                     for row in metrics["comparison"]["rows"]
+                    if row["value"] is not None
                 },
                 **{m["name"]: m["value"] for m in metrics["evaluation"]["metrics"] if m["value"] is not None},
             },

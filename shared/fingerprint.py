@@ -38,8 +38,10 @@ def of_source(source: str) -> str:
     Content is not read: a hospital's folder has terabytes. A changed file changes its time.
 
     Raises:
-        InputError: The source looks like a path and nothing is there.
+        InputError: The source is empty, or looks like a path and nothing is there.
     """
+    if not source.strip():  # a script's unset variable, which as a path would be the current folder
+        raise InputError("The source is empty.", "Give --source a file, a folder or the name of a source.")
     path = Path(source).expanduser()
     if path.is_file():
         status = path.stat()

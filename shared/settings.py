@@ -33,16 +33,9 @@ def runs_root(*, create: bool = True) -> Path:
     root = Path(os.environ.get("CASEBOOK_RUNS") or "runs").expanduser().absolute()
     if not create:
         return root
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=root, prefix=".writable-"):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"The runs folder {root} cannot be written: {error.strerror or error}.",
-            "Set CASEBOOK_RUNS to a folder you may write, or start from another folder.",
-        ) from error
-    return root
+    return _writable(
+        root, "The runs folder", "Set CASEBOOK_RUNS to a folder you may write, or start from another folder."
+    )
 
 
 def prepared_root(domain: str) -> Path:
@@ -56,9 +49,25 @@ def plans_root() -> Path:
 
 
 def locks_root() -> Path:
-    """Folder of the machine's locks; made where it is named and missing."""
-    folder = Path(os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir())
-    folder.mkdir(parents=True, exist_ok=True)
+    """Folder of the machine's locks; made where it is named and missing.
+
+    Raises:
+        InputError: The folder cannot be created or written.
+    """
+    return _writable(
+        Path(os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir()),
+        "The folder of locks",
+        "Set CASEBOOK_LOCKS to a folder you may write, or unset it.",
+    )
+
+
+def _writable(folder: Path, what: str, remedy: str) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise InputError(f"{what} {folder} cannot be written: {error.strerror or error}.", remedy) from error
     return folder
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from shared import files, fingerprint
-from shared.config import DomainConfig, read_toml, to_toml
+from shared.config import DomainConfig, build, to_toml
 from shared.contract import Domain, find
 from shared.errors import CasebookError, InputError, did_you_mean
 from shared.settings import runs_root
@@ -81,7 +81,7 @@ class Run:
         path = _locate(run)
         manifest = files.read_json(path / "manifest.json")
         domain = find(manifest["domain"])
-        config = domain.Config.model_validate(read_toml(path / "config.toml"))
+        config = build(domain.Config, path / "config.toml")
         return cls(path, domain, config, manifest)
 
     @contextmanager

@@ -37,6 +37,12 @@ def test_a_missing_path_is_refused_a_name_is_not(tmp_path: Path) -> None:
     assert fingerprint.of_source("synthetic")
 
 
+@pytest.mark.parametrize("source", ["", " "])
+def test_an_empty_source_is_not_the_current_folder(source: str) -> None:
+    with pytest.raises(InputError, match="source is empty"):
+        fingerprint.of_source(source)
+
+
 def test_a_changed_helper_changes_the_packages_key(tmp_path: Path) -> None:
     package = tmp_path / "madeup"
     package.mkdir()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shared import lock
 from shared.config import DomainConfig
 from shared.errors import CasebookError, InputError
 from shared.runs.folder import Run, list_runs
@@ -95,6 +96,24 @@ def test_a_runs_folder_that_cannot_be_written_is_named(
     with pytest.raises(InputError, match="cannot be written") as caught:
         new(toy)
     assert "CASEBOOK_RUNS" in caught.value.remedy
+
+
+def test_a_folder_of_locks_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("CASEBOOK_LOCKS", str(tmp_path / "file" / "locks"))
+    with pytest.raises(InputError, match="cannot be written") as caught, lock.held():
+        pass
+    assert "CASEBOOK_LOCKS" in caught.value.remedy
+
+
+def test_a_run_with_settings_that_are_no_more_says_which(toy: Any) -> None:
+    run = new(toy)
+    settings = run.path / "config.toml"
+    settings.write_text(f"gone = 3\n{settings.read_text()}")
+    with pytest.raises(InputError, match="Unknown setting 'gone'"):
+        Run.open(run.id)
 
 
 def test_runs_are_listed_newest_first_and_strangers_are_passed_over(toy: Any, runs: Path) -> None:

@@ -1,0 +1,33 @@
+"""Single steps of a run, with what lies around them replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import steps
+from shared import files
+from shared.contract import find
+from shared.runs import registry
+from shared.runs.folder import Run
+
+
+def test_a_model_whose_score_is_undefined_is_published_as_such(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test set of one class has no AUROC: the gate holds the model, and the run still ends."""
+    body = find("stocks")
+    this = Run.create(body, body.Config())
+    rows = [{"name": name, "value": None} for name in ("model", "majority")]
+    metrics = {"score": {"name": "AUROC"}, "comparison": {"rows": rows}, "evaluation": {"metrics": []}}
+    files.write_json(this.path / "metrics.json", metrics)
+    (this.path / "history.jsonl").write_text("")
+    this.step("gate", lambda: {"verdict": "hold"})
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(registry, "track", lambda *_, **given: (told.update(given), "tracked")[1])
+    version = registry.Version("stocks", 1, this.id, this.path, False, 0.0, "", False)
+    monkeypatch.setattr(registry, "register", lambda *_, **given: (told.update(given), version)[1])
+    assert steps.publish(this)["label"] == "stocks v1 (held)"
+    assert (told["score"], told["metrics"]) == ("AUROC undefined", {})

@@ -85,14 +85,15 @@ def run(arguments: Sequence[str]) -> int:
     except CycloptsError:
         return WRONG_INPUT
     except KeyboardInterrupt as signalled:
-        again = " `casebook resume last` goes on where it stopped." if words[0] in ("run", "resume") else ""
-        print(f"\nInterrupted.{again}", file=sys.stderr)
-        return TERMINATED if isinstance(signalled, Terminated) else INTERRUPTED
+        return _interrupted(words, signalled)
     except BrokenPipeError:
         # The reader of our output left (`casebook status | head`); it has what it wanted.
         sys.stdout = None  # type: ignore[assignment]
         return 0
     except Exception as error:
+        behind = _signal_behind(error)
+        if behind is not None:
+            return _interrupted(words, behind)
         return _failed(error, debug=debug, as_json="--json" in words)
     return result if isinstance(result, int) else 0
 
@@ -100,6 +101,24 @@ def run(arguments: Sequence[str]) -> int:
 def _asks_for_domain_help(words: list[str]) -> bool:
     asks = "--help" in words or "-h" in words
     return asks and len(words) > 2 and words[0] in WITH_DOMAIN and not words[1].startswith("-")
+
+
+def _interrupted(words: list[str], signalled: KeyboardInterrupt) -> int:
+    again = " `casebook resume last` goes on where it stopped." if words[0] in ("run", "resume") else ""
+    print(f"\nInterrupted.{again}", file=sys.stderr)
+    return TERMINATED if isinstance(signalled, Terminated) else INTERRUPTED
+
+
+def _signal_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The signal that made others fail: native code (pydantic's) tells it as an error of its own."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return error
+        for kind in (Terminated, KeyboardInterrupt):
+            if f"{kind.__name__}:" in f"{error}:":
+                return kind()
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _failed(error: Exception, *, debug: bool, as_json: bool) -> int:

@@ -35,6 +35,7 @@ class _Result:
         values: float32 ``[time, lat, lon]``, in the model's units; NaN where it has none.
         times: The moments that the maps are of.
         reference: Forecasts only: the last moment that was known.
+        missing: Moments of the input without any value; they have no map in ``values``.
     """
 
     values: np.ndarray
@@ -42,6 +43,7 @@ class _Result:
     calendar: str
     how: str
     reference: Any = None
+    missing: tuple[Any, ...] = ()
 
 
 def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> Summary:
@@ -84,6 +86,10 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
                 result.reference,
             )
             written.append(target)
+            quarantine += [
+                Quarantined(f"{path.name}/{time.isoformat()[:10]}", "All its values are missing.")
+                for time in result.missing
+            ]
             scored += len(result.times)
             told.setdefault(result.how, []).append(target.name)
             headline = headline or _headline(result, decision, series)
@@ -139,7 +145,8 @@ def _downscaled(series: Series, predictor: Any, trained: ClimateConfig, decision
     maps = maps[~empty]
     times = [time for time, gone in zip(series.times, empty, strict=True) if not gone]
     values = np.concatenate([predictor(maps[at : at + BATCH]) for at in range(0, len(maps), BATCH)])
-    return _Result(_masked(values, decision), times, series.calendar, how)
+    gone = tuple(time for time, nothing in zip(series.times, empty, strict=True) if nothing)
+    return _Result(_masked(values, decision), times, series.calendar, how, missing=gone)
 
 
 def _forecast(series: Series, predictor: Any, trained: ClimateConfig, decision: Any) -> _Result:

@@ -127,8 +127,11 @@ def _header(first: list[list[str]]) -> tuple[list[str], list[str] | None, int]:
         level = 0 if known[0] >= known[1] else 1
         return ["date", *first[level][1:]], ["", *first[1 - level][1:]], 3
     if known[0] < 2:
+        line = ", ".join(first[0][:6])[:80]
         raise Unreadable(
-            f"has no header: its first line is {', '.join(first[0][:6])[:80]!r}.",
+            f"has no header: its first line is {line!r}."
+            if line.isprintable()
+            else "has no header: its first line is not text.",
             "Put a line with the names of the columns on top: date,open,high,low,close,adj_close,volume.",
         )
     return first[0], None, 1

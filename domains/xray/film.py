@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,9 @@ def read(path: Path, settings: FilmSection) -> Film:
     """
     from domains.xray import dicom, picture
 
+    with contextlib.suppress(OSError):  # the reader says why
+        if path.stat().st_size == 0:
+            raise Unreadable("an empty file")
     film = dicom.read(path, settings) if is_dicom(path) else picture.read(path)
     return check(film, settings)
 

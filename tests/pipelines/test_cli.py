@@ -139,6 +139,8 @@ def test_json_is_all_that_goes_to_stdout(
         (CasebookError("The disk is full."), 1, "Error: The disk is full."),
         (ZeroDivisionError("division by zero"), 1, "Unexpected error: ZeroDivisionError"),
         (KeyboardInterrupt(), 130, "casebook resume last"),
+        (ValueError("Error calling function `_ser_model`: KeyboardInterrupt: "), 130, "casebook resume last"),
+        (ValueError("Error calling function `_ser_model`: Terminated: "), 143, "casebook resume last"),
     ],
 )
 def test_a_failed_run_says_why_and_exits_honestly(

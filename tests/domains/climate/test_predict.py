@@ -123,6 +123,16 @@ def test_a_bad_file_is_set_aside_and_the_rest_is_scored(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").glob("*.nc")) == ["a-fine.nc", "b-fine.nc"]
 
 
+def test_a_map_without_values_is_counted(tmp_path: Path) -> None:
+    given = coarse()
+    given["tas"][3] = np.nan
+    save(given, tmp_path / "in" / "a.nc")
+    summary, _ = run(tmp_path, tmp_path / "in", published(tmp_path))
+    assert summary.scored == 11
+    (one,) = summary.quarantine
+    assert one.item == f"a.nc/{given['time'].values[3].isoformat()[:10]}"
+
+
 def test_a_synthetic_models_output_says_so(tmp_path: Path) -> None:
     _, found = run(tmp_path, save(coarse(), tmp_path / "in.nc"), published(tmp_path, synthetic=True))
     assert "SYNTHETIC" in found.attrs["comment"]

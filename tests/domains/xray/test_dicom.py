@@ -110,6 +110,13 @@ def test_cut_off_pixel_data_is_set_aside_and_never_filled(make_dicom, ramp):
         read(path)
 
 
+@pytest.mark.parametrize("name", ["film.dcm", "film.png", "film"])
+def test_an_empty_file_is_called_so(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(film.Unreadable, match="an empty file"):
+        film.read(tmp_path / name, FilmSection())
+
+
 def test_a_cut_off_file_is_set_aside(make_dicom, ramp):
     path = make_dicom("film.dcm", ramp)
     path.write_bytes(path.read_bytes()[:-3000])

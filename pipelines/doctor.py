@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 from pipelines.commands.options import Switch
-from pipelines.installation import DISTRIBUTION, Check, ownership, python, versions
+from pipelines.installation import DISTRIBUTION, Check, State, ownership, python, versions
 from shared.errors import CasebookError
 
 PROBE_SECONDS = 180.0
@@ -148,8 +148,8 @@ def devices() -> list[Check]:
         Check("tensorflow", "ok", f"{seen.tensorflow} with Keras {seen.keras} sees {', '.join(seen.devices)}")
     ]
     for problem in seen.problems:
-        what, _, remedy = problem.partition("\nRemedy: ")
-        checks.append(Check("device", "note" if seen.device else "broken", what, remedy))
+        state: State = "note" if seen.device else "broken"
+        checks.append(Check("device", state, problem.message, problem.remedy))
     if seen.device:
         where = ", ".join(seen.placement) or "not tried: the other workers would have to answer"
         checks.append(Check("device", "ok", f"{seen.device}; a test product ran on {where}"))
@@ -171,14 +171,14 @@ def tpu() -> list[Check]:
     if outcome.verdict == "ok" and outcome.value.device == "tpu":
         return [Check("tpu", "ok", outcome.value.tpu)]
     if outcome.verdict == "ok":
-        what, _, remedy = outcome.value.tpu.partition("\nRemedy: ")
+        what = outcome.value.tpu
     elif outcome.verdict == "timed out":
-        what, remedy = f"no answer within {TPU_SECONDS:.0f} s", accelerator.TPU_REMEDY
+        what = f"no answer within {TPU_SECONDS:.0f} s"
     else:
-        what, remedy = f"asking ended with {outcome.verdict}", accelerator.TPU_REMEDY
+        what = f"asking ended with {outcome.verdict}"
     if not announced:
         return [Check("tpu", "ok", f"none announced; asked all the same: {shortened(what)}")]
-    return [Check("tpu", "note", f"announced, but does not answer: {what}", remedy)]
+    return [Check("tpu", "note", f"announced, but does not answer: {what}", accelerator.TPU_REMEDY)]
 
 
 def services() -> list[Check]:

@@ -77,7 +77,7 @@ class Probe:
     device: str | None
     placement: tuple[str, ...]
     tpu: str
-    problems: tuple[str, ...] = ()
+    problems: tuple[DeviceError, ...] = ()
 
 
 def resolve(section: AcceleratorSection) -> str:
@@ -284,24 +284,28 @@ def probe(section: AcceleratorSection) -> Probe:
 
     devices = tuple(f"{d.device_type} {d.name}" for d in tf.config.list_physical_devices())
     tpu = "no sign of a TPU on this machine"
-    problems: list[str] = []
+    problems: list[DeviceError] = []
     device: str | None = None
     placement: tuple[str, ...] = ()
     if section.device == "tpu" or tpu_announced():
         try:
             tpu = f"a TPU answers with {_tpu_strategy(section).num_replicas_in_sync} replicas"
         except DeviceError as error:
-            tpu = str(error)
+            tpu = error.message
     if machine().gpus and not tf.config.list_physical_devices("GPU"):
-        problems.append(str(DeviceError(_no_gpu("a GPU"), GPU_REMEDY)))
+        problems.append(DeviceError(_no_gpu("a GPU"), GPU_REMEDY))
     try:
         device = resolve(section)
         if device != "workers":  # the others would have to answer
             placement = _open(device, section).proof
     except DeviceError as error:
-        problems.append(str(error))
+        problems.append(error)
         device = None
     return Probe(tf.__version__, keras.__version__, devices, device, placement, tpu, tuple(problems))
+
+
+releases = 0
+"""How often this process came to :func:`release`: a run that is never opened is released by who asked for it."""
 
 
 def release(section: AcceleratorSection, *, timeout: float = 120.0) -> bool | None:
@@ -312,6 +316,8 @@ def release(section: AcceleratorSection, *, timeout: float = 120.0) -> bool | No
     Returns:
         None where there is no command, else whether it succeeded; a failure is logged.
     """
+    global releases
+    releases += 1
     command = section.release_command
     if not command:
         return None

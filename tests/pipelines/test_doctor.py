@@ -14,7 +14,7 @@ from pipelines import cli, doctor
 from pipelines.installation import Check
 from shared import accelerator, contract, worker
 from shared.accelerator import Probe
-from shared.errors import WorkerError
+from shared.errors import DeviceError, WorkerError
 from shared.worker import Outcome, Verdict
 
 
@@ -68,13 +68,19 @@ def test_a_tensorflow_that_cannot_be_asked_is_broken(probed: Any, verdict: Verdi
 
 
 def test_a_gpu_that_tensorflow_cannot_use_is_a_note_with_its_remedy(probed: Any) -> None:
-    probed(Outcome(Verdict.OK, seen(problems=("A GPU was asked for.\nRemedy: Install the GPU libraries.",))))
+    probed(
+        Outcome(
+            Verdict.OK, seen(problems=(DeviceError("A GPU was asked for.", "Install the GPU libraries."),))
+        )
+    )
     note = next(check for check in doctor.devices() if check.state == "note")
     assert (note.found, note.remedy) == ("A GPU was asked for.", "Install the GPU libraries.")
 
 
 def test_a_device_that_cannot_be_had_is_broken(probed: Any) -> None:
-    probed(Outcome(Verdict.OK, seen(device=None, placement=(), problems=("TF_CONFIG is wrong.",))))
+    probed(
+        Outcome(Verdict.OK, seen(device=None, placement=(), problems=(DeviceError("TF_CONFIG is wrong."),)))
+    )
     assert states(doctor.devices())["device"] == "broken"
 
 

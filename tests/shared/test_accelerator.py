@@ -175,7 +175,7 @@ def test_a_probe_finds_and_never_raises():
     assert found.tpu.startswith("no sign")
     missing = worker.call(probe, section(device="gpus"), timeout=60)
     assert missing.device is None
-    assert "Remedy" in missing.problems[-1]
+    assert missing.problems[-1].remedy
 
 
 # --- one run at a time ---

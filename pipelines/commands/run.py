@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as jsonlib
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +13,7 @@ from cyclopts import Parameter
 
 from pipelines.cli import HELD
 from pipelines.commands.options import QUIET, Screen, Settings, Switch, configured
+from shared.config import AcceleratorSection
 from shared.errors import CasebookError
 
 _RUN_WORDS = (
@@ -68,7 +71,10 @@ def run(
         "gate.guards": guards,
     }
     _, resolved = configured(domain, settings, config=config, options=options, words=_RUN_WORDS)
-    return _train(domain, resolved.model_dump(mode="json"), None, fail_on_hold=fail_on_hold, screen=screen)
+    with _released(resolved.accelerator):
+        return _train(
+            domain, resolved.model_dump(mode="json"), None, fail_on_hold=fail_on_hold, screen=screen
+        )
 
 
 def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen = QUIET) -> int:
@@ -89,7 +95,8 @@ def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen
 
         messages().print(f"Run {stopped.id} is done; there is nothing to go on with.", markup=False)
         return _show(stopped.path, fail_on_hold=fail_on_hold, screen=screen)
-    return _train(stopped.domain.name, {}, str(stopped.path), fail_on_hold=fail_on_hold, screen=screen)
+    with _released(stopped.config.accelerator):
+        return _train(stopped.domain.name, {}, str(stopped.path), fail_on_hold=fail_on_hold, screen=screen)
 
 
 def plan(
@@ -123,14 +130,14 @@ def plan(
     from pipelines.summary import show_plan
     from pipelines.terminal import output, showing
     from shared import accelerator, worker
-    from shared import plan as planning
+    from shared.plan import for_domain
     from shared.settings import plans_root
 
     worker.warm_up()
     try:
         with showing():
             prepared = prepare(body, resolved)
-            found = planning.for_domain(body.name, prepared, resolved, plans=plans_root())
+            found = for_domain(body.name, prepared, resolved, plans=plans_root())
     finally:
         accelerator.release(resolved.accelerator)
     if screen.json:
@@ -175,6 +182,19 @@ def predict(
     from pipelines.terminal import output
 
     show_prediction(result, output())
+
+
+@contextmanager
+def _released(section: AcceleratorSection) -> Iterator[None]:
+    """The person's release command is run also where the flow ended before the run was opened."""
+    from shared import accelerator
+
+    before = accelerator.releases
+    try:
+        yield
+    finally:
+        if accelerator.releases == before:
+            accelerator.release(section)
 
 
 def _train(

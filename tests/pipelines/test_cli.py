@@ -153,6 +153,15 @@ def test_a_failed_run_says_why_and_exits_honestly(
     assert "Traceback" not in out + err
 
 
+def test_the_release_command_runs_even_where_no_run_was_opened(
+    flow: Callable[..., Calls], tmp_path: Path
+) -> None:
+    flow(train=KeyboardInterrupt())
+    released = tmp_path / "released"
+    assert cli.run(["run", "toy", "--accelerator.release-command", f"echo >> {released}"]) == 130
+    assert released.read_text() == "\n"
+
+
 def test_debug_shows_the_traceback(flow: Callable[..., Calls], capsys: pytest.CaptureFixture[str]) -> None:
     flow(train=CasebookError("no"))
     assert cli.run(["run", "toy", "--debug"]) == 1

@@ -40,8 +40,7 @@ def of_source(source: str) -> str:
     Raises:
         InputError: The source is empty, or looks like a path and nothing is there.
     """
-    if not source.strip():  # a script's unset variable, which as a path would be the current folder
-        raise InputError("The source is empty.", "Give --source a file, a folder or the name of a source.")
+    check_source(source)
     path = Path(source).expanduser()
     if path.is_file():
         status = path.stat()
@@ -53,9 +52,20 @@ def of_source(source: str) -> str:
                 status = file.stat()
                 digest.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         return digest.hexdigest()[:LENGTH]
-    if "/" in source or "\\" in source or path.suffix:
-        raise InputError(f"There is no file or folder {source}.", "Check --source.")
     return of(source)
+
+
+def check_source(source: str) -> None:
+    """Refuses at once what can be no source; a word may be the name of an embedded one.
+
+    Raises:
+        InputError: The source is empty, or looks like a path and nothing is there.
+    """
+    if not source.strip():  # a script's unset variable, which as a path would be the current folder
+        raise InputError("The source is empty.", "Give --source a file, a folder or the name of a source.")
+    path = Path(source).expanduser()
+    if not path.exists() and ("/" in source or "\\" in source or path.suffix):
+        raise InputError(f"There is no file or folder {source}.", "Check --source.")
 
 
 @cache

@@ -15,6 +15,7 @@ from pipelines.cli import HELD
 from pipelines.commands.options import QUIET, Screen, Settings, Switch, configured
 from shared.config import AcceleratorSection
 from shared.errors import CasebookError
+from shared.fingerprint import check_source
 
 _RUN_WORDS = (
     "config",
@@ -71,6 +72,7 @@ def run(
         "gate.guards": guards,
     }
     _, resolved = configured(domain, settings, config=config, options=options, words=_RUN_WORDS)
+    check_source(resolved.source)  # before Prefect starts and a run's folder is made
     with _released(resolved.accelerator):
         return _train(
             domain, resolved.model_dump(mode="json"), None, fail_on_hold=fail_on_hold, screen=screen
@@ -125,6 +127,7 @@ def plan(
 
     options = {"source": source, "plan.replan": replan}
     body, resolved = configured(domain, settings, config=config, options=options, words=_PLAN_WORDS)
+    check_source(resolved.source)
     prefect_setup.apply(verbose=screen.verbose, debug=screen.debug)
     from pipelines.preparation import prepared as prepare
     from pipelines.summary import show_plan
@@ -172,6 +175,7 @@ def predict(
     from shared.config import differences
 
     body, _ = configured(domain, settings, config=config, options={}, words=_PREDICT_WORDS)
+    check_source(source)
     given = differences(config, parse(settings, body.Config))
     target = None if out is None else str(out.expanduser().absolute())
     result = _in_flow(domain, "predict", screen, source=source, config=given, out=target)

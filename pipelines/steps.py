@@ -19,13 +19,12 @@ from typing import Any
 
 from pipelines import preparation
 from shared import accelerator, files, progress, worker
-from shared import plan as planning
 from shared.config import build, knobs
 from shared.contract import Domain, find
 from shared.errors import CasebookError
 from shared.evaluation import champion, gate, judgement
 from shared.evaluation.comparison import MODEL
-from shared.plan import ExecutionPlan
+from shared.plan import ExecutionPlan, for_domain
 from shared.runs import export as exporting
 from shared.runs import registry
 from shared.runs.folder import Run
@@ -86,9 +85,7 @@ def plan(this: Run) -> dict[str, Any]:
     """How to run on this device: measured, or kept from an earlier measurement."""
 
     def work() -> dict[str, Any]:
-        found = planning.for_domain(
-            this.domain.name, _prepared(this), this.config, plans=plans_root()
-        ).to_dict()
+        found = for_domain(this.domain.name, _prepared(this), this.config, plans=plans_root()).to_dict()
         files.write_json(this.path / "plan.json", found)
         this.note(
             device={"kind": found["device"], "name": found["device_name"], "replicas": found["replicas"]}

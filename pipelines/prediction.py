@@ -15,7 +15,7 @@ from shared.config import build, merge
 from shared.contract import Published, Summary, find
 from shared.errors import InputError
 from shared.runs import registry
-from shared.settings import runs_root
+from shared.settings import runs_root, writable
 
 log = logging.getLogger("casebook.steps")
 
@@ -36,12 +36,7 @@ def predict(
     fingerprint.of_source(source)  # a missing path is said before anything is made
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder = Path(out) if out else runs_root() / domain / "predictions" / stamp
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"The output folder {folder} cannot be made: {error.strerror}.", "Give another --out."
-        ) from None
+    writable(folder, "The output folder", "Give another --out.")
     log.info("Predicting with %s", model.label)
     summary = worker.call(_predict, domain, model, source, settings.model_dump(), str(folder))
     result = {**files.plain(asdict(summary)), "model": model.label, "synthetic_model": model.synthetic}

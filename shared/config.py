@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -18,9 +18,9 @@ from shared.errors import InputError, did_you_mean
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses keys it doesn't know."""
+    """A frozen group of settings that refuses keys it doesn't know and numbers that are none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class AcceleratorSection(Section):
@@ -30,7 +30,7 @@ class AcceleratorSection(Section):
     )
     tpu_address: str = Field("local", description="Address of the TPU, as TPUClusterResolver takes it.")
     logical_cpus: int = Field(
-        1, ge=1, description="Split the CPU into this many logical devices and mirror over them."
+        1, ge=1, le=64, description="Split the CPU into this many logical devices and mirror over them."
     )
     release_command: str = Field(
         "", description="Shell command run when a run ends, however it ends (stop the cloud machine)."
@@ -41,7 +41,7 @@ class AcceleratorSection(Section):
 
 
 class PlanSection(Section):
-    batch_size: int | Literal["auto", "max-throughput"] = Field(
+    batch_size: Annotated[int, Field(ge=1, le=1 << 24)] | Literal["auto", "max-throughput"] = Field(
         "auto", description="A number, or found by trying: auto takes the smallest within 5% of the fastest."
     )
     max_batch_size: int = Field(256, ge=1, description="Largest batch size that the search tries.")
@@ -66,7 +66,7 @@ class TrainSection(Section):
     learning_rate: float | None = Field(
         None, gt=0, description="Learning rate at the reference batch of 32; default: as the phase says."
     )
-    seed: int = Field(0, ge=0, description="Seed of weights, order and augmentation.")
+    seed: int = Field(0, ge=0, lt=1 << 31, description="Seed of weights, order and augmentation.")
     members: int = Field(1, ge=1, le=32, description="Models in the ensemble; seeds count up from `seed`.")
     patience: int = Field(5, ge=0, description="Epochs without a better monitor before stopping; 0: never.")
     warmup_share: float = Field(0.05, ge=0, lt=1, description="Share of all steps in which the rate rises.")
@@ -265,11 +265,14 @@ def _refuse_unknown(kind: type[BaseModel], given: Mapping[str, Any], prefix: str
 
 
 def _readable(error: ValidationError) -> InputError:
-    lines = []
+    found: dict[tuple[str, str], list[str]] = {}
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        lines.append(f"{where}: {item['msg'].lower()}, received {item['input']!r}")
+        # A knob of several kinds ("a number or auto") fails once for each, with the kind after its key.
+        parts = [str(part) for part in item["loc"] if str(part).isalnum() or str(part).isidentifier()]
+        where = ".".join(part for part in parts if part not in ("int", "float", "str", "bool"))
+        found.setdefault((where, repr(item["input"])), []).append(item["msg"].lower())
+    lines = [f"{where}: {' or '.join(why)}, received {given}" for (where, given), why in found.items()]
     return InputError(
-        "The configuration has values that cannot be used: " + "; ".join(dict.fromkeys(lines)) + ".",
+        f"The configuration has values that cannot be used: {'; '.join(lines)}.",
         "`casebook config DOMAIN` lists every setting with what it takes.",
     )

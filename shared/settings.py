@@ -33,7 +33,7 @@ def runs_root(*, create: bool = True) -> Path:
     root = Path(os.environ.get("CASEBOOK_RUNS") or "runs").expanduser().absolute()
     if not create:
         return root
-    return _writable(
+    return writable(
         root, "The runs folder", "Set CASEBOOK_RUNS to a folder you may write, or start from another folder."
     )
 
@@ -54,14 +54,19 @@ def locks_root() -> Path:
     Raises:
         InputError: The folder cannot be created or written.
     """
-    return _writable(
+    return writable(
         Path(os.environ.get("CASEBOOK_LOCKS") or tempfile.gettempdir()),
         "The folder of locks",
         "Set CASEBOOK_LOCKS to a folder you may write, or unset it.",
     )
 
 
-def _writable(folder: Path, what: str, remedy: str) -> Path:
+def writable(folder: Path, what: str, remedy: str) -> Path:
+    """``folder``, made where it is missing, once a file could be written in it.
+
+    Raises:
+        InputError: It cannot be made or written; the message begins with ``what``.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipelines import steps
+from pipelines import prediction, steps
 from shared import files
-from shared.contract import find
+from shared.contract import Published, find
+from shared.errors import InputError
 from shared.runs import registry
 from shared.runs.folder import Run
 
@@ -31,3 +32,15 @@ def test_a_model_whose_score_is_undefined_is_published_as_such(
     monkeypatch.setattr(registry, "register", lambda *_, **given: (told.update(given), version)[1])
     assert steps.publish(this)["label"] == "stocks v1 (held)"
     assert (told["score"], told["metrics"]) == ("AUROC undefined", {})
+
+
+def test_an_output_folder_that_cannot_be_written_is_told_before_anything_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Published(tmp_path, {}, find("stocks").Config().model_dump(), "stocks v1", False)
+    monkeypatch.setattr(prediction, "chosen_model", lambda domain: model)
+    monkeypatch.setattr(prediction.worker, "call", lambda *_: pytest.fail("something was scored"))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"output folder .* cannot be written") as caught:
+        prediction.predict("stocks", "bokeh", out=str(tmp_path / "file" / "out"))
+    assert "--out" in caught.value.remedy

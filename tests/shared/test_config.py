@@ -45,6 +45,8 @@ def test_dashes_in_flags_are_underscores() -> None:
         ({"data.horizon": "0"}, ["data.horizon", "greater than or equal to 1", "'0'"]),
         ({"train.seed": "many"}, ["train.seed", "integer", "'many'"]),
         ({"train": "5"}, ["train is a group", "train.epochs"]),
+        ({"plan.batch_size": "0"}, [" plan.batch_size: ", "equal to 1 or ", "'auto'", "'0'"]),
+        ({"gate.margin": "inf"}, ["gate.margin", "finite", "'inf'"]),
     ],
 )
 def test_what_cannot_be_used_is_named_with_its_remedy(flags: dict[str, str], words: list[str]) -> None:

@@ -67,7 +67,12 @@ def ownership(distribution: str = DISTRIBUTION, packages: Iterable[str] = PACKAG
         ours = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         return [
-            Check("packages", "broken", f"{distribution} is not installed.", f"`pip install {distribution}`.")
+            Check(
+                "packages",
+                "broken",
+                f"{distribution} is not installed.",
+                "`pip install -e .` in the checkout.",
+            )
         ]
     claims = metadata.packages_distributions()
     checks = []
@@ -126,6 +131,6 @@ def versions() -> list[Check]:
             missing.append(name)
     checks = [Check("versions", "ok", ", ".join(found))]
     if missing:
-        remedy = f"`pip install {DISTRIBUTION}` brings them."
+        remedy = "`pip install -c constraints.txt -e .` in the checkout brings them."
         checks.append(Check("versions", "broken", f"Not installed: {', '.join(missing)}.", remedy))
     return checks

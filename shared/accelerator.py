@@ -35,8 +35,8 @@ __all__ = ["Accelerator", "Gpu", "Machine", "Probe", "machine", "opened", "probe
 log = logging.getLogger("casebook.accelerator")
 
 TPU_REMEDY = (
-    "On a TPU virtual machine install the wheel with TPU kernels: `pip install -c constraints-tpu.txt "
-    "casebook-pipelines tensorflow-tpu`."
+    "On a TPU virtual machine install the wheel with TPU kernels, in the checkout: "
+    "`pip install -c constraints-tpu.txt tensorflow-tpu && pip install -c constraints-tpu.txt -e .`."
 )
 
 

@@ -13,7 +13,10 @@ from shared.errors import DeviceError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-GPU_REMEDY = 'Install the GPU libraries, `pip install "casebook-pipelines[gpu]"`, and NVIDIA\'s driver.'
+GPU_REMEDY = (
+    'Install the GPU libraries, in the checkout `pip install -c constraints.txt -e ".[gpu]"`, '
+    "and NVIDIA's driver."
+)
 
 
 def proof(strategy: tf.distribute.Strategy, device: str) -> tuple[str, ...]:

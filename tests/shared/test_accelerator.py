@@ -62,7 +62,7 @@ def test_auto_follows_a_tpu_and_a_cluster(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "gpus", "driver", "message", "remedy"),
     [
-        ("gpu", 0, 0, "the driver knows of none", r"casebook-pipelines\[gpu\]"),
+        ("gpu", 0, 0, "the driver knows of none", r"\.\[gpu\]"),
         ("gpu", 0, 1, "the driver knows NVIDIA T4, but TensorFlow's GPU libraries are missing", "gpu"),
         ("gpus", 0, 2, "Several GPUs was asked for", "gpu"),
         ("gpus", 1, 1, "TensorFlow sees one", "accelerator.device = gpu"),

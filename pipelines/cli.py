@@ -123,7 +123,10 @@ def _signal_behind(error: BaseException | None) -> KeyboardInterrupt | None:
 
 def _failed(error: Exception, *, debug: bool, as_json: bool) -> int:
     from pipelines.terminal import show_error
+    from shared.errors import CasebookError, of_the_machine
 
+    if not isinstance(error, CasebookError):
+        error = of_the_machine(error) or error
     show_error(error, debug=debug)
     if as_json:
         import json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -50,6 +51,43 @@ class TrainingError(CasebookError):
 
 class WorkerError(CasebookError):
     """A child process did not deliver: it timed out, was killed or ran out of memory."""
+
+
+_NO_SPACE = "no space left on device"
+_REFUSED = (
+    (
+        (errno.ENOSPC, errno.EDQUOT),
+        "The disk is full",
+        "Free some space; `casebook resume last` goes on with a run.",
+    ),
+    (
+        (errno.EACCES, errno.EPERM, errno.EROFS),
+        "The system does not allow it",
+        "Give the right to read or write it, or name another folder (CASEBOOK_RUNS, --out).",
+    ),
+    (
+        (errno.EMFILE, errno.ENFILE),
+        "Too many files are open",
+        "Raise the limit, e.g. `ulimit -n 4096`, and try again.",
+    ),
+)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether ``error`` says that a disk is full, which TensorFlow tells as a resource that is exhausted."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _NO_SPACE in str(error).lower()
+
+
+def of_the_machine(error: BaseException) -> CasebookError | None:
+    """What the machine refused (a full disk, a right, open files) as an error a person can act on; else None."""
+    code = errno.ENOSPC if is_disk_full(error) else getattr(error, "errno", None)
+    for codes, what, remedy in _REFUSED:
+        if code in codes:
+            where = f": {name}" if (name := getattr(error, "filename", None)) else ""
+            found = CasebookError(f"{what}{where}.", remedy)
+            found.__cause__ = error
+            return found
+    return None
 
 
 def did_you_mean(received: str, known: Iterable[str]) -> str:

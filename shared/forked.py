@@ -29,6 +29,7 @@ from typing import Any
 import cloudpickle
 
 from shared import progress
+from shared.errors import is_disk_full
 
 LENGTH = struct.Struct("!Q")
 """In front of every message: its length in bytes."""
@@ -233,6 +234,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         text = str(error).lower()
+        if is_disk_full(error):
+            return False
         if isinstance(error, exhausted):
             return True
         if isinstance(error, vague) and ("out of memory" in text or "out_of_memory" in text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -137,6 +138,9 @@ def test_json_is_all_that_goes_to_stdout(
     [
         (InputError("No price column.", "Name one Close."), 2, "Remedy: Name one Close."),
         (CasebookError("The disk is full."), 1, "Error: The disk is full."),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "Error: The disk is full."),
+        (RuntimeError("RESOURCE_EXHAUSTED: x; No space left on device"), 1, "Remedy: Free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a/film.dcm"), 1, "allow it: /a/film.dcm"),
         (ZeroDivisionError("division by zero"), 1, "Unexpected error: ZeroDivisionError"),
         (KeyboardInterrupt(), 130, "casebook resume last"),
         (ValueError("Error calling function `_ser_model`: KeyboardInterrupt: "), 130, "casebook resume last"),

@@ -18,6 +18,7 @@ import pytest
 
 from shared import progress, worker
 from shared.errors import InputError, WorkerError
+from shared.forked import is_out_of_memory
 from shared.worker import Verdict
 
 
@@ -476,3 +477,9 @@ def test_a_hundred_children_in_a_row():
 
     for number in range(100):
         assert worker.run(work, number, timeout=60).value == 2.0 * number
+
+
+def test_a_full_disk_is_not_taken_for_memory() -> None:
+    """TensorFlow tells both as a resource that is exhausted."""
+    assert is_out_of_memory(MemoryError("no room"))
+    assert not is_out_of_memory(MemoryError("RESOURCE_EXHAUSTED: model.keras; No space left on device"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +21,7 @@ from shared.settings import prepared_root
 
 log = logging.getLogger("casebook.steps")
 
+_STALE_SECONDS = 86400
 NOT_DATA = set(DomainConfig.model_fields) - {"source"}
 """Sections that every domain has, and that cannot change what ingest makes."""
 
@@ -33,6 +36,7 @@ def prepared(domain: Domain, config: DomainConfig) -> Path:
         return final
     building = final.with_name(f".{name}-{os.getpid()}-{secrets.token_hex(2)}")
     building.mkdir(parents=True)
+    _sweep(final.parent)
     try:
         worker.call(_ingest, domain.name, config.source, config.model_dump(), str(building))
         try:
@@ -45,6 +49,15 @@ def prepared(domain: Domain, config: DomainConfig) -> Path:
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return final
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed preparations left, once nothing in it has changed for a day."""
+    for left in folder.glob(".*"):
+        with contextlib.suppress(OSError):  # another run sweeps, too
+            changed = max(path.stat().st_mtime for path in (left, *left.rglob("*")))
+            if left.is_dir() and changed < time.time() - _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def still_known(domain: Domain, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines import prediction, steps
+from pipelines import prediction, preparation, steps
 from shared import files
 from shared.contract import Published, find
 from shared.errors import InputError
@@ -44,3 +45,18 @@ def test_an_output_folder_that_cannot_be_written_is_told_before_anything_is_scor
     with pytest.raises(InputError, match=r"output folder .* cannot be written") as caught:
         prediction.predict("stocks", "bokeh", out=str(tmp_path / "file" / "out"))
     assert "--out" in caught.value.remedy
+
+
+def test_what_a_killed_preparation_left_is_swept_after_a_day_and_not_before(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = find("stocks")
+    kept = runs / ".prepared" / "stocks"
+    for name in (".dead", ".at-work", "done"):
+        (kept / name).mkdir(parents=True)
+        (kept / name / "half.npz").touch()
+    for old in (kept / ".dead" / "half.npz", kept / ".dead", kept / ".at-work", kept / "done"):
+        os.utime(old, (1e9, 1e9))
+    monkeypatch.setattr(preparation.worker, "call", lambda *_: None)
+    final = preparation.prepared(body, body.Config())
+    assert sorted(path.name for path in kept.iterdir()) == sorted([".at-work", "done", final.name])

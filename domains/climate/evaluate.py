@@ -109,7 +109,8 @@ def _overview(errors: Mapping[str, Mapping[str, Any]], unit: str) -> Table:
             round(e["rmse"], 4),
             round(e["bias"], 4),
             round(e["mae"], 4),
-            "" if name == "model" else f"{1 - (own / e['rmse']) ** 2:+.1%}",
+            # Nothing has skill over what makes no error.
+            "" if name == "model" or not e["rmse"] else f"{1 - (own / e['rmse']) ** 2:+.1%}",
         ]
         for name, e in errors.items()
     ]

@@ -191,6 +191,11 @@ def _assembled(
             more = f" and {len(gaps) - 3} more gaps" if len(gaps) > 3 else ""
             warnings.append(f"{name} is not contiguous: missing {'; '.join(gaps[:3])}{more}.")
         scenarios.append(_Scenario(name, values[~empty], counted))
+    if scenarios and len({float(edge(s.values)) for s in scenarios for edge in (np.nanmin, np.nanmax)}) == 1:
+        raise InputError(
+            f"All maps hold the same value, {float(np.nanmin(scenarios[0].values)):g}: there is nothing to learn.",
+            "Look into the files; --variable names another variable.",
+        )
     if not scenarios:
         raise InputError(f"No usable series. {quarantine[-1].item}: {quarantine[-1].reason}")
     kinds = {str(scenario.moments.frequency): scenario.name for scenario in scenarios}

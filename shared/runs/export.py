@@ -8,7 +8,8 @@ member becomes a SavedModel with the signature ``serve`` and a ``.keras`` file.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from shared.errors import CasebookError
 from shared.evaluation.champion import write_seen
 from shared.evaluation.predictions import read_predictions
 from shared.plan import ExecutionPlan
-from shared.runs.registry import MODEL_CARD
+from shared.runs.registry import MODEL_CARD, damaged
 
 if TYPE_CHECKING:
     import keras
@@ -144,7 +145,8 @@ class Predictor:
         if not saved_models:
             raise CasebookError("A published model needs at least one member.")
         # Kept whole: a loaded model whose object is gone loses its variables.
-        self._models = [tf.saved_model.load(str(path)) for path in saved_models]
+        with _undamaged(saved_models[0].parent.parent):
+            self._models = [tf.saved_model.load(str(path)) for path in saved_models]
 
     @classmethod
     def load(cls, path: Path) -> Predictor:
@@ -178,7 +180,19 @@ def keras_model(path: Path) -> keras.Model:
     """The Keras model of the first published member, for what needs gradients (Grad-CAM)."""
     import keras
 
-    return keras.models.load_model(Path(path) / "member-0" / "model.keras", safe_mode=True, compile=False)
+    with _undamaged(Path(path)):
+        return keras.models.load_model(Path(path) / "member-0" / "model.keras", safe_mode=True, compile=False)
+
+
+@contextmanager
+def _undamaged(model: Path) -> Iterator[None]:
+    """What cannot be loaded of a published model is told as what it is: a damaged file."""
+    try:
+        yield
+    except CasebookError:
+        raise
+    except Exception as error:  # TensorFlow, protobuf, zipfile and Keras raise a dozen kinds
+        raise damaged(model, error) from error
 
 
 def predictions_of(

@@ -212,9 +212,25 @@ def published(version: Version) -> Published:
 
 def opened(path: Path, label: str) -> Published:
     """The exported model in folder ``path``, whatever the registry says of it."""
-    card = files.read_json(path / MODEL_CARD)
-    return Published(
-        path=path, decision=card["decision"], config=card["config"], label=label, synthetic=card["synthetic"]
+    try:
+        card = files.read_json(path / MODEL_CARD)
+        return Published(
+            path=path,
+            decision=card["decision"],
+            config=card["config"],
+            label=label,
+            synthetic=card["synthetic"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(model: Path, error: Exception) -> CasebookError:
+    """A published model that can no longer be loaded, with the first line of why."""
+    why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return CasebookError(
+        f"The published model in {model} is damaged or incomplete: {why}",
+        "Bring the folder back from a copy, promote another version (`casebook model history DOMAIN`), or train again.",
     )
 
 

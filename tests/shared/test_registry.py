@@ -9,6 +9,7 @@ import pytest
 from shared import files
 from shared.errors import CasebookError, InputError
 from shared.runs import registry
+from shared.runs.export import Predictor, keras_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,4 +68,18 @@ def test_a_model_that_is_gone_is_told(runs: Path) -> None:
     version = publish(runs, "a", promote_it=True)
     (version.path / registry.MODEL_CARD).unlink()
     with pytest.raises(CasebookError, match="is gone"):
+        registry.published(version)
+
+
+def test_a_damaged_model_is_told_with_the_way_out(runs: Path) -> None:
+    version = publish(runs, "a", promote_it=True)
+    member = version.path / "member-0" / "saved_model"
+    member.mkdir(parents=True, exist_ok=True)
+    (member / "saved_model.pb").write_bytes(b"half of a mod")
+    for load in (Predictor.load, keras_model):
+        with pytest.raises(CasebookError, match="damaged or incomplete") as caught:
+            load(version.path)
+        assert "casebook model history" in caught.value.remedy
+    (version.path / registry.MODEL_CARD).write_text('{"decision":')
+    with pytest.raises(CasebookError, match="damaged or incomplete"):
         registry.published(version)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from domains.climate import domain
+from domains.climate import domain, evaluate
 from domains.climate.data import Prepared
 from shared import files
 from shared.contract import FoldResult, Predictions
@@ -62,3 +62,10 @@ def test_a_forecast_is_judged_as_an_anomaly(iris: tuple[Path, object], tmp_path:
     data = Prepared.load(prepared)
     normal = np.array(found.decision["climatology"])
     assert np.allclose(normal, data.fields[10:210].astype(np.float64).mean(axis=0), atol=1e-3)
+
+
+def test_nothing_has_skill_over_a_baseline_without_error() -> None:
+    errors = {
+        name: {"rmse": rmse, "bias": 0.0, "mae": 0.0} for name, rmse in (("model", 0.5), ("exact", 0.0))
+    }
+    assert [row[-1] for row in evaluate._overview(errors, "K").rows] == ["", ""]

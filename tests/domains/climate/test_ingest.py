@@ -96,3 +96,9 @@ def test_the_fingerprint_follows_the_values(tmp_path: Path) -> None:
     changed["tas"][3, 3, 3] += 0.01
     other, _ = ingested(save(changed, path), tmp_path / "three")
     assert first.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_maps_of_one_value_are_refused(tmp_path: Path) -> None:
+    save(maps(np.full((12, 8, 8), 280.0)), tmp_path / "in" / "flat.nc")
+    with pytest.raises(InputError, match="the same value, 280"):
+        ingested(str(tmp_path / "in"), tmp_path / "prepared")

@@ -25,7 +25,6 @@ soak: $(VENV)/ready-dev                 ## crashes, schedules, long runs; under 
 	$(BIN)/python -m pytest -m soak
 
 bench: $(VENV)/ready-dev                ## ratios against peers; asserts nothing
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[bench]"
 	@for file in tests/benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
 lint: $(VENV)/ready-dev                 ## ruff, mypy, import contracts

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _OUTSIDE = 0.01
 """Vendors round: an open or close outside [low, high] by less than this share is taken as it is."""
+_FIRST_DAY = np.datetime64("1700-01-01", "s")
 _LARGEST = 1e15
 """Above it a number is damage: products and squares of such numbers would not be finite."""
 _JUMP = 0.4
@@ -169,6 +170,13 @@ def _one_a_session(prices: Prices) -> None:
 def _sessions_only(prices: Prices, section: DataSection, now: Any) -> None:
     import pandas as pd
 
+    days = prices.table["session"].to_numpy("datetime64[s]")
+    today = np.datetime64(now.tz_convert("UTC").tz_localize(None), "s")
+    # A slip in a year would ask for a calendar of centuries, which there is not.
+    early, late = days < _FIRST_DAY, days > today + np.timedelta64(2, "D")
+    _set_aside(
+        prices, early | late, np.where(late, "the session has not closed yet", "before there were exchanges")
+    )
     table = prices.table
     if table.empty:
         return
@@ -187,7 +195,7 @@ def _sessions_only(prices: Prices, section: DataSection, now: Any) -> None:
             "Set --data.calendar to the exchange of these prices, e.g. XLON, XFRA, XTKS, or 24/7.",
         )
     closes = exchange.closes.to_numpy("datetime64[s]")[place]
-    unsettled = known & (closes > np.datetime64(now.tz_convert("UTC").tz_localize(None), "s"))
+    unsettled = known & (closes > today)
     reason = np.where(unsettled, "the session has not closed yet", f"not a session of {section.calendar}")
     prices.table = table.assign(ordinal=place)
     _set_aside(prices, ~known | unsettled, reason)

@@ -138,6 +138,18 @@ def test_days_without_a_session_are_set_aside(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("slip", "why"), [("7010-01-05", "has not closed yet"), ("0210-01-05", "before there were exchanges")]
+)
+def test_a_slip_in_a_year_costs_its_row_only(tmp_path: Path, slip: str, why: str) -> None:
+    table = bars(5)
+    table["date"] = table["date"].astype(object)
+    table.loc[1, "date"] = slip
+    prices = cleaned(table, tmp_path)
+    assert len(prices.table) == 4
+    assert [why in item.reason for item in prices.quarantine] == [True]
+
+
 def test_another_exchanges_days_are_refused(tmp_path: Path) -> None:
     table = bars(10).assign(date=pd.date_range("2010-01-01", periods=10).strftime("%Y-%m-%d"))
     with pytest.raises(InputError, match="on sessions of XNYS") as caught:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @contextmanager
@@ -57,6 +59,8 @@ def read_json(path: Path) -> Any:
 
 def write_npz(path: Path, **arrays: np.ndarray) -> None:
     """Writes arrays without pickle: object arrays are refused by numpy on reading."""
+    import numpy as np
+
     with atomic(path) as temporary:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]
 
@@ -67,12 +71,10 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars, without importing numpy
         return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
     if isinstance(value, float):
-        return value if np.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if isinstance(value, (str, int, bool)) or value is None:
         return value
     if hasattr(value, "model_dump"):

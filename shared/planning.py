@@ -98,8 +98,13 @@ class _Place:
         replicas = self.facts["replicas"]
         if isinstance(self.section.batch_size, int):
             check_given_size(self.section.batch_size, replicas)
-            return [self.section.batch_size]
+            return [min(self.section.batch_size, self.largest())]
         return ladder(self.facts["count"], largest=self.section.max_batch_size, replicas=replicas)
+
+    def largest(self) -> int:
+        """The largest batch of training: no larger than the data, and shared equally by the replicas."""
+        replicas = self.facts["replicas"]
+        return int(max(replicas, self.facts["count"] // replicas * replicas))
 
     def precisions(self) -> tuple[list[str], list[str]]:
         """Policies to try, simplest first, and a sentence on each that is not."""
@@ -163,6 +168,12 @@ def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
         },
     )
     precisions, notes = here.precisions()
+    asked = here.section.batch_size
+    if isinstance(asked, int) and asked > here.largest():
+        notes = [
+            f"Batch {asked} was asked for; there are {here.facts['count']} examples to train on.",
+            *notes,
+        ]
     trials = _Trials(recipe, here, base, simplest=precisions[0])
     search = Search(
         measure=trials,

@@ -115,6 +115,13 @@ def test_nothing_is_searched_where_all_is_given():
     assert found.batch_size == 16
 
 
+def test_a_given_batch_larger_than_the_data_is_the_data():
+    section = ONE_TRIAL.model_copy(update={"batch_size": 100_000})
+    found = plan.search(model, lambda: data(40), loss=loss, section=section)
+    assert found.batch_size == 40
+    assert any("100000 was asked for; there are 40 examples" in reason for reason in found.reasons)
+
+
 def test_what_was_given_is_taken_unmeasured_where_the_trial_takes_too_long():
     found = plan.search(model, data, loss=loss, section=ONE_TRIAL.model_copy(update={"trial_seconds": 0.01}))
     assert (found.batch_size, found.measured, found.samples_per_second) == (16, False, None)

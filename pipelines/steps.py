@@ -7,7 +7,6 @@ process (shared/worker.py), so this process never imports it.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import time
@@ -26,7 +25,7 @@ from shared.evaluation import champion, gate, judgement
 from shared.evaluation.comparison import MODEL
 from shared.plan import ExecutionPlan, for_domain
 from shared.runs import export as exporting
-from shared.runs import registry
+from shared.runs import history, registry
 from shared.runs.folder import Run
 from shared.settings import plans_root, price_per_hour
 from shared.training import member
@@ -113,7 +112,7 @@ def train(this: Run) -> dict[str, Any]:
                 members[-1].append(str(folder))
         progress.emit("training", len(folds) * len(seeds), len(folds) * len(seeds))
         trained = {"folds": folds, "seeds": seeds, "members": members, "reports": reports}
-        _merge_histories(this, trained)
+        history.merge(this.path, trained)
         return trained
 
     return this.step("train", work)
@@ -212,7 +211,7 @@ def publish(this: Run) -> dict[str, Any]:
                 },
                 **{m["name"]: m["value"] for m in metrics["evaluation"]["metrics"] if m["value"] is not None},
             },
-            epochs=_epochs(this),
+            epochs=history.epochs(this.path),
             tags={"gate": verdict, "folder": str(this.path), "synthetic": str(this.manifest["synthetic"])},
         )
         version = registry.register(
@@ -344,23 +343,3 @@ def _cost(this: Run, seconds_now: float) -> dict[str, Any]:
         "price_per_hour": price,
         "money": None if price is None else round(max(seconds, seconds_now) / 3600 * price, 4),
     }
-
-
-def _merge_histories(this: Run, trained: Mapping[str, Any]) -> None:
-    """One ``history.jsonl`` for the run, each line with its fold and seed."""
-    lines = []
-    for fold, members in zip(trained["folds"], trained["members"], strict=True):
-        for seed, folder in zip(trained["seeds"], members, strict=True):
-            for line in (Path(folder) / "history.jsonl").read_text().splitlines():
-                lines.append(json.dumps({"fold": fold, "member": seed, **json.loads(line)}))
-    files.write_text(this.path / "history.jsonl", "\n".join(lines) + "\n")
-
-
-def _epochs(this: Run) -> Iterator[tuple[str, int, float]]:
-    """(metric, epoch, value) of every epoch, as MLflow's tracking shows them."""
-    for text in (this.path / "history.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        where = f"{line['fold']}/{line['member']}/{line['phase']}"
-        for name, value in line.items():
-            if isinstance(value, float):
-                yield f"{where}/{name}", line["epoch"], value

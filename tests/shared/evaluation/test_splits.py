@@ -59,7 +59,7 @@ def test_shares_must_sum_to_one():
 
 histories = st.fixed_dictionaries(
     {
-        "days": st.integers(30, 60),
+        "days": st.integers(31, 60),
         "tickers": st.integers(1, 3),
         "horizon": st.integers(0, 4),
         "embargo": st.integers(0, 3),

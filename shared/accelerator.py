@@ -36,7 +36,8 @@ log = logging.getLogger("casebook.accelerator")
 
 TPU_REMEDY = (
     "On a TPU virtual machine install the wheel with TPU kernels, in the checkout: "
-    "`pip install -c constraints-tpu.txt tensorflow-tpu && pip install -c constraints-tpu.txt -e .`."
+    "`pip install -c constraints-tpu.txt -e . && pip uninstall -y tensorflow && "
+    "pip install -c constraints-tpu.txt tensorflow-tpu`."
 )
 
 

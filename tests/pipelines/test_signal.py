@@ -27,10 +27,10 @@ def made(domain: str, place: Path, strength: float) -> dict[str, Any]:
 
 SIGNAL: dict[str, dict[str, Any]] = {
     "stocks": {
-        "synthetic": {"tickers": 8, "sessions": 1800},
-        "window": {"sessions": 24},
-        "folds": {"count": 1, "test_sessions": 300, "validation_sessions": 150},
-        "model": {"units": 16},
+        "synthetic": {"tickers": 8, "sessions": 2000},
+        "window": {"sessions": 40},
+        "folds": {"count": 1, "test_sessions": 450, "validation_sessions": 150},
+        "model": {"units": 24},
         "train": {"epochs": 6},
     },
     "xray": {

@@ -20,7 +20,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 
 def epochs(runs: Path) -> int:
-    return sum(len(file.read_text().splitlines()) for file in runs.glob("*/*/work/**/history.jsonl"))
+    return sum(len(file.read_text().splitlines()) for file in runs.rglob("seed-*/history.jsonl"))
 
 
 @pytest.mark.parametrize("domain", ["stocks", "xray", "climate"])

@@ -26,7 +26,7 @@ from shared.evaluation.comparison import MODEL
 from shared.plan import ExecutionPlan, for_domain
 from shared.runs import export as exporting
 from shared.runs import history, registry
-from shared.runs.folder import Run
+from shared.runs.folder import Run, code_version
 from shared.settings import plans_root, price_per_hour
 from shared.training import member
 
@@ -43,6 +43,8 @@ def opened(domain: str, config: Mapping[str, Any] | None = None, run: str | None
     """
     body = find(domain)
     this = Run.open(run) if run else Run.create(body, build(body.Config, base=config))
+    if this.manifest["code_version"] != code_version(body):
+        log.warning("The code has changed since run %s began: its numbers mix both.", this.id)
     started = time.time()
     with this.held():
         this.set_state("running")

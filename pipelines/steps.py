@@ -200,7 +200,8 @@ def publish(this: Run) -> dict[str, Any]:
         verdict = _result(this, "gate")["verdict"]
         row = next(row for row in metrics["comparison"]["rows"] if row["name"] == MODEL)
         score = f"{metrics['score']['name']} {'undefined' if row['value'] is None else format(row['value'], '.4g')}"
-        settings = {key: _at(this.config, key) for key, _ in knobs(type(this.config))}
+        given = this.config.model_dump()
+        settings = {key: _at(given, key) for key, _ in knobs(type(this.config))}
         tracked = registry.track(
             this.domain.name,
             this.id,
@@ -326,10 +327,10 @@ def _result(this: Run, step: str) -> Any:
     return result
 
 
-def _at(config: Any, key: str) -> Any:
+def _at(settings: Any, key: str) -> Any:
     for part in key.split("."):
-        config = getattr(config, part)
-    return config
+        settings = settings[part]
+    return settings
 
 
 def _cost(this: Run, seconds_now: float) -> dict[str, Any]:

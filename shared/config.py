@@ -18,15 +18,28 @@ from shared.errors import InputError, did_you_mean
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses keys it doesn't know and numbers that are none."""
+    """A frozen group of settings that refuses keys it doesn't know and numbers that are none.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    A setting called by a word of Python's (``from``) has it as its alias, in and out.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, serialize_by_alias=True
+    )
 
 
 class AcceleratorSection(Section):
     device: Literal["auto", "cpu", "gpu", "gpus", "tpu", "workers"] = Field(
         "auto",
-        description="Where to run: auto takes the best device that answers; this version refuses workers.",
+        description="Where to run: auto takes the best device that answers, and workers where TF_CONFIG is set.",
+    )
+    workers: int = Field(
+        1, ge=1, le=64, description="Worker processes on this machine that train one model together."
+    )
+    worker_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="How long workers wait for one that is silent; longer than its longest compilation.",
     )
     tpu_address: str = Field("local", description="Address of the TPU, as TPUClusterResolver takes it.")
     logical_cpus: int = Field(
@@ -73,6 +86,14 @@ class TrainSection(Section):
     schedule: Literal["cosine", "constant"] = Field("cosine", description="Learning rate after the warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW); 0: Adam.")
     clip_norm: float = Field(1.0, ge=0, description="Global norm that gradients are clipped to; 0: none.")
+    from_: Literal["scratch", "champion"] = Field(
+        "scratch",
+        alias="from",
+        description="Start from new weights, or retrain the champion's on the data of today.",
+    )
+    check_precision: bool = Field(
+        True, description="In 16 bits: compare the first steps of a phase with the same in float32."
+    )
     hours: float = Field(
         24.0, gt=0, description="Deadline for one model of one fold; it is stopped after that."
     )
@@ -90,11 +111,34 @@ class GateSection(Section):
     )
 
 
+class ExportSection(Section):
+    formats: tuple[Literal["litert-float16", "litert-dynamic", "litert-int8"], ...] = Field(
+        ("litert-float16", "litert-dynamic", "litert-int8"),
+        description="Small forms of the model to try beside SavedModel and .keras.",
+    )
+    margin: float = Field(
+        0.01,
+        ge=0,
+        description="How much worse than the trained model a small form may score, in the score's unit.",
+    )
+    prune: float = Field(
+        0.0, ge=0, le=0.95, description="Share of the weights to prune, with fine-tuning; 0: none."
+    )
+    prune_epochs: int = Field(2, ge=1, description="Epochs of fine-tuning while weights are pruned.")
+
+
 class RunSection(Section):
     price_per_hour: float | None = Field(
         None, ge=0, description="Price of an hour of this machine; default: CASEBOOK_PRICE_PER_HOUR."
     )
     tensorboard: bool = Field(False, description="Write TensorBoard files beside the history.")
+    log_steps: int = Field(
+        100, ge=0, description="Log the running loss every so many steps, beside every epoch; 0: never."
+    )
+    sample_seconds: float = Field(
+        2.0, ge=0, description="How often use and memory of host and device are sampled; 0: never."
+    )
+    profile: bool = Field(False, description="Write a TensorFlow profile of a few steps of each phase.")
     keep_checkpoints: bool = Field(False, description="Keep checkpoints after a run is done.")
 
 
@@ -106,6 +150,7 @@ class DomainConfig(Section):
     plan: PlanSection = PlanSection()
     train: TrainSection = TrainSection()
     gate: GateSection = GateSection()
+    export: ExportSection = ExportSection()
     run: RunSection = RunSection()
 
 
@@ -184,7 +229,7 @@ def knobs(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldI
     for name, info in kind.model_fields.items():
         section = _section(info)
         if section is None:
-            yield prefix + name, info
+            yield prefix + (info.alias or name), info
         else:
             yield from knobs(section, f"{prefix}{name}.")
 
@@ -210,7 +255,8 @@ def _write_table(section: BaseModel, path: str, lines: list[str], commented: boo
             continue
         if commented and info.description:
             lines.append(f"# {info.description}{_choices(info)}")
-        lines.append(f"# {name} =" if value is None else f"{name} = {_literal(value)}")
+        shown = info.alias or name
+        lines.append(f"# {shown} =" if value is None else f"{shown} = {_literal(value)}")
     for below, value in tables:
         _write_table(value, below, lines, commented)
 
@@ -218,7 +264,7 @@ def _write_table(section: BaseModel, path: str, lines: list[str], commented: boo
 def _literal(value: Any) -> str:
     import tomlkit
 
-    return tomlkit.item(value).as_string()
+    return tomlkit.item(list(value) if isinstance(value, tuple) else value).as_string()
 
 
 def _choices(info: FieldInfo) -> str:
@@ -248,8 +294,9 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _refuse_unknown(kind: type[BaseModel], given: Mapping[str, Any], prefix: str) -> None:
+    fields = {info.alias or name: info for name, info in kind.model_fields.items()}
     for name, value in given.items():
-        info = kind.model_fields.get(name)
+        info = fields.get(name)
         if info is None:
             known = [key for key, _ in knobs(kind, prefix)]
             raise InputError(f"Unknown setting {prefix + name!r}.", did_you_mean(prefix + name, known))

@@ -125,7 +125,8 @@ class Child:
         self.exit: Exit | None = None
         self.answer: dict[str, Any] | None = None
         self._hear = hear
-        self._incoming = bytearray()
+        self._incoming: list[bytes | memoryview] = []
+        self._reports: list[bytes] = []
         self._printed = bytearray()
         self._talk, theirs = socket.socketpair()
         self._status, status = os.pipe()
@@ -191,13 +192,30 @@ class Child:
             pass
         return True
 
+    def ask_to_end(self, grace: float) -> bool:
+        """Sends SIGTERM and goes on listening for up to ``grace`` seconds; False where it then still runs."""
+        hear = self._hear
+
+        def hear_on(kind: str, value: Any) -> None:
+            # Whoever listens may be what has failed, and that is no reason to take the time away.
+            with contextlib.suppress(Exception):
+                hear(kind, value)
+
+        self._hear = hear_on
+        self._signal(signal.SIGTERM)
+        return self.listen(time.monotonic() + grace)
+
+    def _signal(self, number: int) -> None:
+        if self.pid is not None and self.exit is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     def print_stack(self) -> None:
         """Lets the child's fault handler print where it hangs."""
         before = len(self._printed)
         if self.pid is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+        self._signal(signal.SIGUSR1)
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline and len(self._printed) == before:
             time.sleep(0.05)
@@ -223,25 +241,40 @@ class Child:
     def _read_talk(self, again: bool = True) -> bool:
         """Takes what has come; False when the stream has ended, or (not ``again``) is empty."""
         try:
-            piece = self._talk.recv(1 << 20)
+            # One call into C: a Ctrl-C falls before or after it, and takes no bytes out of the stream.
+            self._incoming.extend(map(self._talk.recv, (1 << 20,)))
         except BlockingIOError:
             return again
         except ConnectionError:
             return False
-        if not piece:
+        if not self._incoming[-1]:
             return False
-        self._incoming += piece
-        while len(self._incoming) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._incoming)
-            if len(self._incoming) < LENGTH.size + length:
-                break
-            kind, value = load(bytes(self._incoming[LENGTH.size : LENGTH.size + length]))
-            del self._incoming[: LENGTH.size + length]
-            if kind == "answer":
-                self.answer = value
-            else:
-                self._hear(kind, value)
+        while (message := self._first_message()) is not None:
+            try:
+                kind, value = load(message)
+                if kind == "answer":
+                    self.answer = value
+                else:
+                    self._hear(kind, value)
+            finally:
+                # Also where the listener raises: what was half heard must not be read as a length.
+                self._incoming[0] = self._incoming[0][LENGTH.size + len(message) :]
         return True
+
+    def _first_message(self) -> memoryview | None:
+        """The first message, where it is here in full."""
+        size = sum(map(len, self._incoming))
+        if size < LENGTH.size:
+            return None
+        if len(self._incoming[0]) < LENGTH.size:
+            self._incoming[:] = [b"".join(self._incoming)]
+        (length,) = LENGTH.unpack_from(self._incoming[0])
+        if size < LENGTH.size + length:
+            return None
+        if len(self._incoming) > 1:
+            self._incoming[:] = [b"".join(self._incoming)]
+        self._incoming[0] = memoryview(self._incoming[0])
+        return self._incoming[0][LENGTH.size : LENGTH.size + length]
 
     def _read_output(self, again: bool = True) -> bool:
         try:
@@ -258,7 +291,8 @@ class Child:
         return True
 
     def _read_status(self) -> bool:
-        data = os.read(self._status, STATUS.size)
+        self._reports.extend(map(os.read, (self._status,), (STATUS.size,)))  # in one call, as above
+        data = self._reports[-1]
         if len(data) < STATUS.size:
             if self.pid is not None and self.exit is None:
                 self.exit = Exit(-signal.SIGKILL, None)  # the server died, and took the child along
@@ -331,7 +365,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes | memoryview) -> Any:
     """What a child has pickled.
 
     Raises:

@@ -54,6 +54,10 @@ def work(talk: int, output: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Whatever this machine's job scheduler or nohup had ignored or blocked: SIGTERM ends a child,
+        # unless its function wants to save something first.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:
@@ -208,6 +212,8 @@ def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
         answer["traceback"] = "".join(traceback.format_exception(error))
         answer["out_of_memory"] = is_out_of_memory(error)
         answer["error"] = _portable(error)
+    # The function has ended: asked to end now, the child still tells how.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answer["seconds"] = time.perf_counter() - started
     return answer
 

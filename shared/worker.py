@@ -40,6 +40,7 @@ from shared.errors import CasebookError, WorkerError
 from shared.machine import memory
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 PRELOAD: tuple[str, ...] = (
     "numpy",
@@ -53,6 +54,8 @@ PRELOAD: tuple[str, ...] = (
 
 START_SECONDS = 180.0
 """How long the server may take to import :data:`PRELOAD` (about 4 s; far more from a slow disk)."""
+
+_STOPPING = "Stopping: the work has up to %g s to save its state. A second interruption ends it at once."
 
 _READ_AT_IMPORT = (
     "KERAS_BACKEND",
@@ -126,6 +129,7 @@ def run(
     function: Callable[..., Any],
     *args: Any,
     timeout: float | None = None,
+    grace: float = 0.0,
     memory_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
     **kwargs: Any,
@@ -133,7 +137,12 @@ def run(
     """Runs ``function(*args, **kwargs)`` in a child and says how it went; raises nothing the child raised.
 
     Args:
-        timeout: Seconds after which the child is killed, counted from its start; None: never.
+        timeout: Seconds after which the child is stopped, counted from its start; None: never.
+        grace: Seconds that the child gets to end by itself where it is stopped at its time-out, or
+            the caller is interrupted while it waits (Ctrl-C, SystemExit of a SIGTERM handler, an
+            error of a listener). It gets SIGTERM, which ends it unless the function has
+            installed a handler; what it logs meanwhile still arrives; then it is killed. A second
+            interruption kills at once. 0: killed at once.
         memory_bytes: Address space that the child may take over what it starts with, so that
             an allocation fails in it and not elsewhere (Linux; not for GPUs, whose drivers
             reserve far more than they use); None: no limit.
@@ -141,7 +150,7 @@ def run(
 
     Raises:
         WorkerError: The server that forks children could not be started.
-        KeyboardInterrupt: Ctrl-C; the child has been killed.
+        KeyboardInterrupt: Ctrl-C; the child has ended.
     """
     variables = _environment(environment)
     packed, sources = dump((function, args, kwargs))
@@ -164,10 +173,18 @@ def run(
             if child.begun(START_SECONDS):
                 started = time.monotonic()
                 child.order(orders, timeout)
-                in_time = child.listen(None if timeout is None else started + timeout)
+                try:
+                    in_time = child.listen(None if timeout is None else started + timeout)
+                except BaseException:
+                    if grace > 0:
+                        _log.warning(_STOPPING, grace)
+                        child.ask_to_end(grace)
+                    raise
                 seconds = time.monotonic() - started
                 if not in_time:
                     child.print_stack()
+                    if grace > 0:
+                        child.ask_to_end(grace)
                     child.end()
                     message = f"It was stopped at its limit of {timeout:g} s."
                     return _failed(child, Verdict.TIMED_OUT, message, seconds)
@@ -191,6 +208,7 @@ def call(
     function: Callable[..., T],
     *args: Any,
     timeout: float | None = None,
+    grace: float = 0.0,
     memory_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
     **kwargs: Any,
@@ -204,7 +222,13 @@ def call(
         Exception: What the function raised, with the child's traceback as its cause.
     """
     outcome = run(
-        function, *args, timeout=timeout, memory_bytes=memory_bytes, environment=environment, **kwargs
+        function,
+        *args,
+        timeout=timeout,
+        grace=grace,
+        memory_bytes=memory_bytes,
+        environment=environment,
+        **kwargs,
     )
     if outcome.verdict is Verdict.OK:
         return outcome.value  # type: ignore[no-any-return]

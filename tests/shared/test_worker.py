@@ -190,6 +190,92 @@ def test_a_hang_is_stopped_at_its_limit_and_the_place_is_named():
         worker.call(hang, timeout=0.2)
 
 
+def _saves_when_asked(file: Path) -> None:
+    """What the training loop does: at SIGTERM it notes the wish, saves, and raises."""
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    progress.emit("working", 0)
+    while not asked:
+        time.sleep(0.01)
+    logging.getLogger("casebook.test").warning("saving")
+    progress.emit("saving", 1)
+    time.sleep(0.3)
+    file.write_text("saved")
+    raise SystemExit("saved and left")
+
+
+def test_at_its_limit_a_child_gets_time_to_save(tmp_path: Path, caplog):
+    file = tmp_path / "state"
+    outcome = worker.run(_saves_when_asked, file, timeout=0.3, grace=20)
+    assert outcome.verdict is Verdict.TIMED_OUT
+    assert "_saves_when_asked" in outcome.message  # where it stood at the limit
+    assert file.read_text() == "saved"
+    assert outcome.seconds < 10
+    assert "saving" in caplog.messages
+
+
+def test_without_grace_it_is_killed_at_its_limit(tmp_path: Path):
+    assert worker.run(_saves_when_asked, tmp_path / "state", timeout=0.3).verdict is Verdict.TIMED_OUT
+    assert not (tmp_path / "state").exists()
+
+
+def test_grace_has_an_end_and_who_handles_nothing_needs_none():
+    def deaf() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+
+    started = time.monotonic()
+    assert worker.run(deaf, timeout=0.2, grace=0.5).verdict is Verdict.TIMED_OUT
+    assert worker.run(time.sleep, 60, timeout=0.2, grace=60).verdict is Verdict.TIMED_OUT
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, OSError])
+def test_an_interrupted_caller_hears_on_while_the_child_saves(kind, tmp_path: Path, caplog):
+    heard = []
+
+    def hear(report: progress.Progress) -> None:
+        heard.append(report.label)
+        if report.label == "working":
+            raise kind
+        if kind is OSError:
+            raise kind  # a listener that is broken stays broken
+
+    with progress.listening(hear), pytest.raises(kind):
+        worker.run(_saves_when_asked, tmp_path / "state", grace=20)
+    assert heard == ["working", "saving"]
+    assert "saving" in caplog.messages
+    assert "A second interruption ends it at once" in caplog.text
+    assert (tmp_path / "state").read_text() == "saved"
+
+
+@pytest.mark.parametrize("grace", [0, 20])
+def test_a_second_interruption_kills_at_once_and_so_does_the_first_without_grace(grace, tmp_path: Path):
+    heard = []
+
+    def hear(report: progress.Progress) -> None:
+        heard.append(report.label)
+        raise KeyboardInterrupt
+
+    with progress.listening(hear), pytest.raises(KeyboardInterrupt):
+        worker.call(_saves_when_asked, tmp_path / "state", grace=grace)
+    assert heard == (["working", "saving"] if grace else ["working"])
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.slow
+def test_sigterm_is_the_functions_own_whatever_the_parent_has_done_with_it(monkeypatch):
+    monkeypatch.setattr(worker, "PRELOAD", ("numpy",))  # a server that inherits what is set here
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        found = worker.call(lambda: (signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(0, ())))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGTERM, before)
+    assert found == (signal.SIG_DFL, set())
+
+
 def test_a_crash_in_native_code():
     def crash() -> None:
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shared import files
-from shared.contract import Fold, Published, find
+from shared.contract import Fold, Published, Split, find
 from shared.evaluation.comparison import MODEL, bootstrap
 from shared.evaluation.predictions import read_predictions, write_predictions
 
@@ -31,9 +31,19 @@ def write_seen(model: Path, fold: Fold) -> None:
     files.write_npz(model / SEEN, **arrays)
 
 
-def fair(fold: Fold, seen: Path) -> np.ndarray:
-    """Positions (into ``fold.splits["test"]``) that the model behind ``seen`` has not seen."""
-    positions = fold.splits["test"]
+def add_seen(model: Path, earlier: Path) -> None:
+    """Adds what the model behind ``earlier`` has seen: ``model`` was trained on from its weights."""
+    with np.load(model / SEEN, allow_pickle=False) as mine, np.load(earlier, allow_pickle=False) as theirs:
+        arrays = {"names": np.union1d(mine["names"], theirs["names"])}
+        until = [kept["until"] for kept in (mine, theirs) if "until" in kept]
+        if until:
+            arrays["until"] = np.asarray(max(until))
+    files.write_npz(model / SEEN, **arrays)
+
+
+def fair(fold: Fold, seen: Path, split: Split = "test") -> np.ndarray:
+    """Positions (into ``fold.splits[split]``) that the model behind ``seen`` has not seen."""
+    positions = fold.splits[split]
     with np.load(seen, allow_pickle=False) as kept:
         names = kept["names"]
         until = kept.get("until", None)

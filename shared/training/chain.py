@@ -21,7 +21,7 @@ from shared.contract import Domain, Fold, Phase, Predictions, Source, Split
 from shared.errors import InputError
 from shared.evaluation.predictions import write_predictions
 from shared.plan import ExecutionPlan
-from shared.training import checkpoint
+from shared.training import checkpoint, warm_start
 from shared.training.checkpoint import Checkpoints
 from shared.training.loop import PhaseResult, Row, train_phase
 from shared.training.predict import predict
@@ -41,10 +41,14 @@ class Chain:
         home: Path,
         device: Accelerator,
         shuffled: bool,
+        start: str | None = None,
     ) -> None:
         self.domain, self.prepared, self.config, self.seed = domain, prepared, config, seed
         self.plan, self.home, self.device, self.shuffled = plan, home, device, shuffled
         self.fold: Fold = domain.folds(prepared, config)[fold]
+        self.start = warm_start.decided(
+            None if shuffled else start, domain, prepared, config, self.fold, seed
+        )
         self.determinism = determinism(device, config.accelerator.deterministic)
         self.checkpoints = home / "checkpoints"
         self.history: list[Row] = []
@@ -62,6 +66,10 @@ class Chain:
             with self.device.strategy.scope():
                 reseed(self.seed, index)
                 model = phase.build(model)
+            if self.start.weights is not None:
+                if index < len(phases) - 1:
+                    continue  # what it would learn, the champion has learnt
+                phase = self.start.taken_over(phase, model)
             results.append(self.phase(index, phase, model))
         assert model is not None
         self.predict(model)
@@ -168,6 +176,7 @@ class Chain:
             "parameters": int(model.count_params()),
             "determinism": self.determinism,
             "shuffled_labels": self.shuffled,
+            "started_from": self.start.to_dict(),
         }
 
     def clear(self) -> None:
@@ -190,6 +199,7 @@ def rebuild(domain: Domain, prepared: Path, config: Any, fold: Fold, folder: Pat
         model = phase.build(model)
     assert model is not None
     checkpoint.read_weights(folder / "weights.npz", model)
+    warm_start.settle(model)
     return model
 
 

@@ -33,6 +33,7 @@ def train_member(
     plan: Mapping[str, Any],
     folder: str,
     *,
+    start: str | None = None,
     shuffled_labels: bool = False,
 ) -> dict[str, Any]:
     """Trains all phases, resuming from what ``folder`` holds, and predicts validation and test.
@@ -42,15 +43,17 @@ def train_member(
         fold: Position in ``domain.folds``.
         plan: ``ExecutionPlan.to_dict()``.
         folder: Of this member alone; made here.
+        start: Folder of a published model whose weights training starts from, where it may
+            (``shared/training/warm_start.py``); None: from new weights.
         shuffled_labels: Train and validate on labels dealt out at random, for the guard that
-            nothing can be learnt from them. Test labels stay.
+            nothing can be learnt from them. Test labels stay. Always from new weights.
 
     Returns:
         Plain data: ``phases`` (list of their results without history), ``epochs``, ``best``
         (monitor and value of the last phase), ``seconds``, ``samples_per_second``,
         ``input_bound_share``, ``advice``, ``device``, ``device_name``, ``replicas``, ``placement``,
-        ``precision``, ``batch_size``, ``parameters``, ``determinism``. Where ``done.json`` is
-        there already, it at once.
+        ``precision``, ``batch_size``, ``parameters``, ``determinism``, ``started_from``. Where
+        ``done.json`` is there already, it at once.
     """
     home = Path(folder)
     if (home / "done.json").exists():
@@ -69,7 +72,7 @@ def train_member(
                 "Take accelerator.device = gpus, gpu or cpu.",
             )
         return Chain(
-            known, Path(prepared), settings, fold, seed, execution, home, device, shuffled_labels
+            known, Path(prepared), settings, fold, seed, execution, home, device, shuffled_labels, start
         ).run()
 
 

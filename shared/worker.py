@@ -230,11 +230,15 @@ def call(
         environment=environment,
         **kwargs,
     )
+    return value_of(outcome, getattr(function, "__name__", "The function"))  # type: ignore[no-any-return]
+
+
+def value_of(outcome: Outcome, name: str) -> Any:
+    """What the function ``name`` returned, or its error raised, as :func:`call` does."""
     if outcome.verdict is Verdict.OK:
-        return outcome.value  # type: ignore[no-any-return]
+        return outcome.value
     if outcome.error is not None and outcome.verdict is Verdict.BUG:
         raise outcome.error
-    name = getattr(function, "__name__", "The function")
     raise WorkerError(
         f"{name} did not finish in its child process. {outcome.message}", _REMEDY.get(outcome.verdict, "")
     ) from outcome.error

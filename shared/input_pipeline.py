@@ -166,8 +166,18 @@ def order_of_epoch(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
+ALL = (0, 1)
+"""The part of each batch that a process takes which trains alone: part 0 of 1."""
+
+
 def training_batches(
-    source: Source, plan: ExecutionPlan, *, seed: int, epoch: int, skip_steps: int = 0
+    source: Source,
+    plan: ExecutionPlan,
+    *,
+    seed: int,
+    epoch: int,
+    skip_steps: int = 0,
+    part: tuple[int, int] = ALL,
 ) -> tf.data.Dataset:
     """The batches of one epoch, ``(x, y, weight)``, all of one size.
 
@@ -177,17 +187,22 @@ def training_batches(
     Args:
         epoch: Counted from 0.
         skip_steps: Steps of this epoch already done; the rest is what they would have left.
+        part: Which part of each batch is wanted, of how many equal ones: several workers make one
+            global batch together.
     """
     size = training_batch_size(source.count, plan)
     steps = steps_per_epoch(source.count, plan)
+    mine = size // part[1]
     calls = plan.parallel_calls or tf.data.AUTOTUNE
     augment = _augment_from(source, seed, epoch)
     if source.gather is not None:
         order = np.resize(order_of_epoch(source.count, seed, epoch), steps * size)
         real = (np.arange(len(order)) < source.count).astype(np.float32)
-        chosen = tf.data.Dataset.from_tensor_slices((order[skip_steps * size :], real[skip_steps * size :]))
+        chosen = tf.data.Dataset.from_tensor_slices(
+            tuple(_part(values[skip_steps * size :], size, part) for values in (order, real))
+        )
         if source.augment is None:
-            batches = chosen.batch(size, drop_remainder=True).map(
+            batches = chosen.batch(mine, drop_remainder=True).map(
                 lambda positions, real: _weighted(source.gather(positions), real),  # type: ignore[misc]
                 num_parallel_calls=calls,
             )
@@ -196,7 +211,7 @@ def training_batches(
                 lambda position, real: augment(position, _one(source, position), real),
                 num_parallel_calls=calls,
             )
-            batches = examples.batch(size, drop_remainder=True)
+            batches = examples.batch(mine, drop_remainder=True)
     else:
         assert source.dataset is not None
         # Too large for memory: a buffer's worth is shuffled, in an order that is again a function
@@ -207,33 +222,43 @@ def training_batches(
             reshuffle_each_iteration=False,
         )
         stream = stream.repeat().take(steps * size).enumerate().skip(skip_steps * size)
+        if part != ALL:
+            stream = stream.filter(lambda place, item: place % size // mine == part[0])
         batches = stream.map(
             lambda place, item: augment(item[0], item[1], tf.cast(place < source.count, tf.float32)),
             num_parallel_calls=calls,
-        ).batch(size, drop_remainder=True)
+        ).batch(mine, drop_remainder=True)
     return batches.prefetch(plan.prefetch).with_options(_options(plan))
 
 
-def evaluation_batches(source: Source, plan: ExecutionPlan) -> tf.data.Dataset:
+def evaluation_batches(
+    source: Source, plan: ExecutionPlan, *, part: tuple[int, int] = ALL
+) -> tf.data.Dataset:
     """Every example once, in order, in batches of one size: ``(x, y, weight)``.
 
     The last batch is filled with repeats of the last example at weight 0, so that no example is
     lost and no replica gets an empty share.
+
+    Args:
+        part: As in :func:`training_batches`.
     """
     size = min(plan.batch_size, -(-source.count // plan.replicas) * plan.replicas)
     calls = plan.parallel_calls or tf.data.AUTOTUNE
     if source.gather is not None:
-        positions = np.arange(-(-source.count // size) * size)
+        positions = _part(np.arange(-(-source.count // size) * size), size, part)
         real = (positions < source.count).astype(np.float32)
         chosen = tf.data.Dataset.from_tensor_slices((np.minimum(positions, source.count - 1), real))
-        batches = chosen.batch(size, drop_remainder=True).map(
+        batches = chosen.batch(size // part[1], drop_remainder=True).map(
             lambda positions, real: _weighted(source.gather(positions), real),  # type: ignore[misc]
             num_parallel_calls=calls,
         )
     else:
         assert source.dataset is not None
         batches = source.dataset.batch(size).map(
-            lambda *batch: _padded(batch, size), num_parallel_calls=calls
+            lambda *batch: tf.nest.map_structure(
+                lambda whole: _part_of(whole, size, part), _padded(batch, size)
+            ),
+            num_parallel_calls=calls,
         )
     return batches.prefetch(plan.prefetch).with_options(_options(plan))
 
@@ -329,13 +354,24 @@ def _buffer(source: Source, plan: ExecutionPlan, size: int) -> int:
     return int(min(source.count, max(fits, 4 * size)))
 
 
-def one_batch(source: Source, plan: ExecutionPlan) -> tf.data.Dataset:
+def one_batch(source: Source, plan: ExecutionPlan, *, part: tuple[int, int] = ALL) -> tf.data.Dataset:
     """One training batch over and over, from memory: what a step costs without its input.
 
     Without shuffling and augmentation, which would read a stream's whole buffer for it.
     """
     size = training_batch_size(source.count, plan)
-    return evaluation_batches(source, replace(plan, batch_size=size)).take(1).cache().repeat()
+    return evaluation_batches(source, replace(plan, batch_size=size), part=part).take(1).cache().repeat()
+
+
+def _part(values: np.ndarray, size: int, part: tuple[int, int]) -> np.ndarray:
+    """Of every stretch of ``size`` values the part that one of several workers takes."""
+    index, count = part
+    return values.reshape(-1, count, size // count)[:, index].reshape(-1)
+
+
+def _part_of(batch: Any, size: int, part: tuple[int, int]) -> Any:
+    index, count = part
+    return batch[index * size // count : (index + 1) * size // count]
 
 
 def _options(plan: ExecutionPlan) -> tf.data.Options:

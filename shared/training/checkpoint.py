@@ -8,6 +8,7 @@ one before.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -140,13 +141,7 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> Path:
         epoch, step = int(checkpoint.meta["epoch"]), int(checkpoint.meta["step"])
         path = self.folder / f"{self.name}-{epoch:05d}-{step:08d}.npz"
-        arrays = {
-            f"{group}/{name}": array
-            for group, members in checkpoint.groups.items()
-            for name, array in members.items()
-        }
-        meta = json.dumps(files.plain(checkpoint.meta), allow_nan=False)
-        files.write_npz(path, **{_META: np.frombuffer(meta.encode(), np.uint8)}, **_storable(arrays))
+        files.write_npz(path, **_flat(checkpoint))
         for old in self._paths()[self.keep :]:
             old.unlink(missing_ok=True)
         return path
@@ -169,9 +164,36 @@ class Checkpoints:
         return sorted(self.folder.glob(f"{self.name}-*.npz"), reverse=True)
 
 
+def packed(checkpoint: Checkpoint) -> bytes:
+    """The checkpoint as the bytes of its file, to send to another process."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **_flat(checkpoint))
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes) -> Checkpoint:
+    """The inverse of :func:`packed`."""
+    return _read_from(io.BytesIO(data))
+
+
+def _flat(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    arrays = {
+        f"{group}/{name}": array
+        for group, members in checkpoint.groups.items()
+        for name, array in members.items()
+    }
+    meta = json.dumps(files.plain(checkpoint.meta), allow_nan=False)
+    return {_META: np.frombuffer(meta.encode(), np.uint8), **_storable(arrays)}
+
+
 def _read(path: Path) -> Checkpoint:
+    with path.open("rb") as file:
+        return _read_from(file)
+
+
+def _read_from(file: IO[bytes]) -> Checkpoint:
     groups: dict[str, dict[str, np.ndarray]] = {}
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+    with np.load(file, allow_pickle=False) as stored:
         meta = json.loads(stored[_META].tobytes().decode())
         arrays = _restored({name: stored[name] for name in stored.files if name != _META})
     for name, array in arrays.items():

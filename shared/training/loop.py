@@ -23,19 +23,21 @@ from shared.config import TrainSection
 from shared.contract import Phase, Source
 from shared.errors import TrainingError
 from shared.plan import ExecutionPlan
-from shared.training import checkpoint, learning_rate
+from shared.training import checkpoint, crew, learning_rate, state
 from shared.training.checkpoint import Checkpoint, Checkpoints
 from shared.training.monitor import Monitor, require_sound
 from shared.training.predict import Evaluator, Forward
-from shared.training.step import make_stepper, seconds_per_step
+from shared.training.state import Row, State
+from shared.training.step import Taken, make_stepper, seconds_per_step
+from shared.training.stopping import Stopped
+from shared.training.watching import Watch
+
+__all__ = ["PhaseResult", "Row", "train_phase"]
 
 log = logging.getLogger("casebook.training")
 
 SECONDS_BETWEEN_CHECKPOINTS = 600.0
 """Epochs longer than this are checkpointed in their midst too."""
-
-Row = dict[str, Any]
-"""One epoch: phase, epoch, loss, val_loss, val_<metric>, lr, seconds, samples_per_second, input_bound_share."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class PhaseResult:
     """How a phase went. The model holds the weights of the best epoch.
 
     Attributes:
-        history: One row an epoch, see :data:`Row`.
+        history: One row an epoch, see :data:`Row`; with rows of steps in between where they were asked for.
         best: Value of the monitor at the best epoch; None where it was never finite.
         best_epoch: From 1; the last one where there was no best; 0: the phase's start was never beaten.
         stopped: ``"early"`` or ``"epochs"``.
@@ -65,7 +67,7 @@ class PhaseResult:
 
     @property
     def epochs(self) -> int:
-        return len(self.history)
+        return sum(row.get("kind") != "step" for row in self.history)
 
 
 def train_phase(
@@ -82,6 +84,7 @@ def train_phase(
     on_epoch: Callable[[list[Row]], None] | None = None,
     label: str = "",
     determinism: Mapping[str, Any] | None = None,
+    watch: Watch | None = None,
 ) -> PhaseResult:
     """Trains ``model`` as ``phase`` says, from the newest checkpoint where there is one.
 
@@ -90,16 +93,21 @@ def train_phase(
         train, validation: Sources, cached by the caller. Without validation (None, or empty) the
             training loss is monitored.
         seed: Of order and augmentation.
-        checkpoints: Where moments are kept; None: nowhere.
-        on_epoch: Called after each epoch with all rows so far.
+        checkpoints: Where moments are kept; None: nowhere. Several workers need a place only for the
+            chief's, whose moments all of them get.
+        on_epoch: Called after each epoch with the rows of all epochs so far.
         label: Of the progress bar; default: the phase's name.
         determinism: What the numbers depend on beside data, seed and plan (threads, device); a
             warning says where it differs from the checkpoint's.
+        watch: Keras callbacks, history file, samples of host and device, profile, and who may stop it.
 
     Raises:
-        TrainingError: NaN or Inf in loss or weights, or a loss that cannot be trained.
+        TrainingError: NaN or Inf in loss, gradients or weights: the model stands at the last good moment
+            then; or a loss that cannot be trained.
+        Stopped: It was told to stop, and a checkpoint was written.
+        DeviceError: Another worker was lost.
     """
-    return _PhaseRun(
+    run = _PhaseRun(
         strategy=strategy,
         model=model,
         phase=phase,
@@ -112,7 +120,10 @@ def train_phase(
         on_epoch=on_epoch,
         label=label or phase.name,
         determinism=dict(determinism or {}),
-    ).run()
+        watch=watch or Watch(),
+    )
+    with crew.told(run.crew):
+        return run.run()
 
 
 @dataclass
@@ -129,10 +140,12 @@ class _PhaseRun:
     on_epoch: Callable[[list[Row]], None] | None
     label: str
     determinism: dict[str, Any]
+    watch: Watch
 
     def __post_init__(self) -> None:
         if self.train.count < 1:
             raise TrainingError(f"Phase {self.phase.name!r} has no training examples.")
+        self.crew = crew.of(self.strategy)
         self.epochs = self.section.epochs or self.phase.epochs
         self.batch = input_pipeline.training_batch_size(self.train.count, self.plan)
         self.steps = input_pipeline.steps_per_epoch(self.train.count, self.plan)
@@ -143,19 +156,15 @@ class _PhaseRun:
                 f"Known: loss, {', '.join(self.phase.metrics)}.",
             )
         mode = self.phase.monitor_mode if self.monitored != "loss" else "min"
-        self.monitor = Monitor(self.monitored, mode, self.section.patience)
-        self.history: list[Row] = []
-        self.best: dict[str, np.ndarray] | None = None
-        self.epoch, self.step = 0, 0  # finished epochs, finished steps of the current one
-        self.totals, self.spent = [0.0, 0.0], 0.0  # of the current epoch: loss and weight, seconds
+        self.state = State(Monitor(self.monitored, mode, self.section.patience))
+        self.scaled = self.plan.precision == "mixed_float16"
 
     def run(self) -> PhaseResult:
         peak = self.peak_rate()
-        warmup = learning_rate.warmup_steps(self.epochs * self.steps, self.section.warmup_share)
         self.shape_of_rate: dict[str, Any] = {
             "peak": peak,
             "total": self.epochs * self.steps,
-            "warmup": warmup,
+            "warmup": learning_rate.warmup_steps(self.epochs * self.steps, self.section.warmup_share),
             "kind": self.section.schedule,
         }
         self.build_if_needed()
@@ -168,27 +177,38 @@ class _PhaseRun:
             section=self.section,
             strategy=self.strategy,
         )
+        self.optimizer = self.stepper.optimizer
         metrics = {name: make() for name, make in self.phase.metrics.items()}
         forward = Forward(self.model, strategy=self.strategy)
         self.evaluator = Evaluator(forward, self.stepper.example_losses, metrics)
-        self.resume()
-        if self.phase.refines and self.validation is not None and (self.epoch, self.step) == (0, 0):
+        self.start()
+        while not self.finished:
+            self.one_epoch()
+        if self.state.best is not None:
+            checkpoint.assign(self.model.variables, self.state.best, "the best epoch's weights")
+        return self.result()
+
+    def start(self) -> None:
+        """From the newest checkpoint, or from the weights as they are."""
+        found = self.checkpoints.newest() if self.checkpoints is not None and self.crew.chief else None
+        found = self.crew.share(found)
+        if found is not None:
+            self.resume(found)
+        elif self.phase.refines and self.validation is not None:
             self.count_the_start()
+        self.good = self.moment()
         if not self.finished:
             self.cached_step = self.measure_cached_step()
             log.info(
                 "%s: %d examples, batch %d, %d steps an epoch, at most %d epochs, rate %.3g",
-                self.label, self.train.count, self.batch, self.steps, self.epochs, peak,
+                self.label, self.train.count, self.batch, self.steps, self.epochs, self.shape_of_rate["peak"],
             )  # fmt: skip
-        while not self.finished:
-            self.one_epoch()
-        if self.best is not None:
-            checkpoint.assign(self.model.variables, self.best, "the best epoch's weights")
-        return self.result()
 
     @property
     def finished(self) -> bool:
-        return self.epoch >= self.epochs or (self.step == 0 and self.epoch > 0 and self.monitor.stop)
+        at = self.state
+        ended = at.monitor.stop or at.halted
+        return at.epoch >= self.epochs or (at.step == 0 and at.epoch > 0 and ended)
 
     def peak_rate(self) -> float:
         """The phase's rate times the plan's factor, corrected where there is less than a batch."""
@@ -206,145 +226,158 @@ class _PhaseRun:
 
     def batches(self, epoch: int, skip: int = 0) -> tf.data.Dataset:
         return input_pipeline.training_batches(
-            self.train, self.plan, seed=self.seed, epoch=epoch, skip_steps=skip
+            self.train, self.plan, seed=self.seed, epoch=epoch, skip_steps=skip, part=self.crew.part
         )
 
     def count_the_start(self) -> None:
         """The weights that the phase starts with are a solution: they stand until an epoch is better."""
-        self.monitor.update(0, self.validate()[self.monitored])
-        self.best = checkpoint.values(self.model.variables)
+        self.state.monitor.update(0, self.validate()[self.monitored])
+        self.state.best = checkpoint.values(self.model.variables)
 
     def measure_cached_step(self) -> float:
         """Seconds of a step without input, and the compilation, at no cost to the training's state."""
-        variables = [*self.model.variables, *self.stepper.optimizer.variables]
-        before = [np.array(variable.numpy()) for variable in variables]
-        batches = input_pipeline.one_batch(self.train, self.plan)
+        batches = input_pipeline.one_batch(self.train, self.plan, part=self.crew.part)
         seconds = seconds_per_step(self.stepper, batches, min(self.plan.steps_per_call, self.steps))
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+        self.back()
         return seconds
 
     def one_epoch(self) -> None:
+        at = self.state
         last = saved = time.perf_counter()
-        iterator = self.stepper.iterate(self.batches(self.epoch, self.step))
-        while self.step < self.steps:
-            count = min(self.plan.steps_per_call, self.steps - self.step)
-            loss, weight = self.stepper.run(iterator, count)
-            self.step += count
-            self.totals = [self.totals[0] + loss, self.totals[1] + weight]
+        iterator = self.stepper.iterate(self.batches(at.epoch, at.step))
+        while at.step < self.steps:
+            count = min(self.plan.steps_per_call, self.steps - at.step)
+            taken = self.stepper.take(iterator, count, stop=self.watch.stop.asked)
+            at.step += count
+            at.loss, at.weight = at.loss + taken.loss, at.weight + taken.weight
+            at.skipped += taken.unsound
             now = time.perf_counter()
-            self.spent, last = self.spent + now - last, now
-            if not math.isfinite(loss):
-                require_sound(loss, self.model.variables, self.place())
+            at.seconds, last = at.seconds + now - last, now
+            self.check(taken)
             self.tell()
-            if now - saved > SECONDS_BETWEEN_CHECKPOINTS and self.step < self.steps:
-                require_sound(self.mean_loss(), self.model.variables, self.place())
+            if taken.stops:
+                self.leave()
+            if now - saved > SECONDS_BETWEEN_CHECKPOINTS and at.step < self.steps and self.crew.chief:
+                self.require_sound()
                 self.save()
                 saved = now
         # Only now: weights can be NaN while the loss reads well (tensorflow#24320).
-        require_sound(self.mean_loss(), self.model.variables, self.place())
+        self.require_sound()
         row = self.row()
         measured = self.validate()
         row.update({f"val_{name}": value for name, value in measured.items()})
-        row["seconds"] = round(self.spent + time.perf_counter() - last, 4)
+        row["seconds"] = round(at.seconds + time.perf_counter() - last, 4)
         self.end_epoch(row, measured)
 
+    def check(self, taken: Taken) -> None:
+        """Stops at a loss or gradients that are NaN or Inf; loss scaling lives with the latter."""
+        if not math.isfinite(taken.loss):
+            self.require_sound(taken.loss)
+        if taken.unsound and not self.scaled:
+            self.require_sound()
+            self.unsound(f"the gradients of {taken.unsound} step(s) held NaN or Inf")
+
+    def require_sound(self, loss: float | None = None) -> None:
+        try:
+            require_sound(self.state.mean_loss if loss is None else loss, self.model.variables, self.place())
+        except TrainingError as error:
+            self.unsound(error.message, error.remedy)
+
+    def unsound(self, what: str, remedy: str = "") -> None:
+        """Goes back to the last good moment, and says what is wrong."""
+        self.back()
+        raise TrainingError(what, remedy)
+
+    def back(self) -> None:
+        state.put_back(self.good, self.model, self.optimizer)
+
+    def leave(self) -> None:
+        """Was told to stop: keeps the moment, on the way out."""
+        self.require_sound()
+        self.save()
+        kept = "A checkpoint was written." if self.checkpoints is not None else "Nothing keeps checkpoints."
+        raise Stopped(
+            f"Training was told to stop in {self.place()}. {kept}", "`casebook resume` goes on from there."
+        )
+
     def row(self) -> Row:
-        a_step = self.spent / self.steps
-        return {
+        at = self.state
+        a_step = at.seconds / self.steps
+        row = {
             "phase": self.phase.name,
-            "epoch": self.epoch + 1,
-            "loss": self.mean_loss(),
+            "epoch": at.epoch + 1,
+            "loss": at.mean_loss,
             "lr": self.rate_now(),
             "seconds": 0.0,
             "samples_per_second": round(self.batch / a_step, 2),
             "input_bound_share": input_pipeline.input_bound_share(a_step, self.cached_step),
         }
+        if self.scaled:
+            row["skipped_steps"] = at.skipped
+        return row
 
     def end_epoch(self, row: Row, measured: Mapping[str, float]) -> None:
-        self.history.append(row)
-        self.epoch += 1
-        self.step, self.totals, self.spent = 0, [0.0, 0.0], 0.0
-        if self.monitor.update(self.epoch, measured[self.monitored] if measured else row["loss"]):
-            self.best = checkpoint.values(self.model.variables)
+        at = self.state
+        at.history.append(row)
+        at.next_epoch()
+        if at.monitor.update(at.epoch, measured[self.monitored] if measured else row["loss"]):
+            at.best = checkpoint.values(self.model.variables)
         self.log_row(row)
         self.save()
         if self.on_epoch:
-            self.on_epoch(self.history)
+            self.on_epoch(at.epochs)
 
     def validate(self) -> dict[str, float]:
         if self.validation is None:
             return {}
-        return self.evaluator.run(self.validation, self.plan)
-
-    def mean_loss(self) -> float:
-        return self.totals[0] / self.totals[1] if self.totals[1] else 0.0
+        return dict(self.crew.agree(self.evaluator.run(self.validation, self.plan)))
 
     def rate_now(self) -> float:
-        done = self.epoch * self.steps + max(0, self.step - 1)
+        done = self.state.epoch * self.steps + max(0, self.state.step - 1)
         return learning_rate.rate(done, **self.shape_of_rate)
 
     def place(self) -> str:
-        return f"phase {self.phase.name}, epoch {self.epoch + 1}, step {self.step}"
+        return f"phase {self.phase.name}, epoch {self.state.epoch + 1}, step {self.state.step}"
 
     def tell(self) -> None:
         """Reports the running loss, and the last validation's monitor beside it."""
-        numbers: dict[str, Any] = {"loss": self.mean_loss()}
+        at = self.state
+        numbers: dict[str, Any] = {"loss": at.mean_loss}
         name = f"val_{self.monitored}"
-        if self.history and name in self.history[-1]:
-            numbers[name] = self.history[-1][name]
-        done, total = self.epoch * self.steps + self.step, self.epochs * self.steps
-        progress.emit(self.label, done, total, **numbers)
+        if at.epochs and name in at.epochs[-1]:
+            numbers[name] = at.epochs[-1][name]
+        progress.emit(self.label, at.epoch * self.steps + at.step, self.epochs * self.steps, **numbers)
 
     def log_row(self, row: Row) -> None:
         numbers = " ".join(f"{name} {value:.4g}" for name, value in row.items() if isinstance(value, float))
-        best = " (best)" if self.monitor.best_epoch == self.epoch else ""
-        log.info("%s: epoch %d/%d %s%s", self.label, self.epoch, self.epochs, numbers, best)
+        best = " (best)" if self.state.monitor.best_epoch == self.state.epoch else ""
+        log.info("%s: epoch %d/%d %s%s", self.label, self.state.epoch, self.epochs, numbers, best)
+
+    def moment(self) -> Checkpoint:
+        return self.state.moment(
+            self.model,
+            self.optimizer,
+            batch_size=self.batch,
+            steps=self.steps,
+            seed=self.seed,
+            determinism=self.determinism,
+        )
 
     def save(self) -> None:
-        if self.checkpoints is None:
-            return
-        groups = {
-            "model": checkpoint.values(self.model.variables),
-            "optimizer": checkpoint.values(self.stepper.optimizer.variables),
-        }
-        model_is_best = self.step == 0 and self.monitor.best_epoch == self.epoch
-        if self.best is not None and not model_is_best:
-            groups["best"] = self.best
-        meta = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "batch_size": self.batch,
-            "steps": self.steps,
-            "seed": self.seed,
-            "totals": self.totals,
-            "spent": self.spent,
-            "monitor": self.monitor.to_dict(),
-            "history": self.history,
-            "determinism": self.determinism,
-        }
-        self.checkpoints.save(Checkpoint(groups, meta))
+        """Keeps this moment: in memory, to go back to, and on the chief's disk."""
+        self.good = self.moment()
+        if self.checkpoints is not None and self.crew.chief:
+            self.checkpoints.save(self.good)
 
-    def resume(self) -> None:
-        if self.checkpoints is None:
-            return
-        found = self.checkpoints.newest()
-        if found is None:
-            return
+    def resume(self, found: Checkpoint) -> None:
         meta = found.meta
         if meta["seed"] != self.seed:
             raise TrainingError(
-                f"The checkpoints in {self.checkpoints.folder} are of seed {meta['seed']}, received {self.seed}.",
+                f"The checkpoints of phase {self.phase.name!r} are of seed {meta['seed']}, received {self.seed}.",
                 "Give every training a folder of its own.",
             )
-        checkpoint.assign(self.model.variables, found.groups["model"], "The checkpoint")
-        checkpoint.assign(self.stepper.optimizer.variables, found.groups["optimizer"], "The checkpoint")
-        self.epoch, self.step = int(meta["epoch"]), int(meta["step"])
-        self.totals, self.spent = list(meta["totals"]), float(meta["spent"])
-        self.monitor = Monitor(**{**meta["monitor"], "patience": self.section.patience})
-        self.history = [dict(row) for row in meta["history"]]
-        if self.monitor.best is not None:
-            self.best = dict(found.groups.get("best", found.groups["model"]))
+        state.put_back(found, self.model, self.optimizer)
+        self.state = State.at(found, patience=self.section.patience)
         if (meta["batch_size"], meta["steps"]) != (self.batch, self.steps):
             self.move_to_new_batch(int(meta["batch_size"]))
         for name, value in self.determinism.items():
@@ -353,37 +386,38 @@ class _PhaseRun:
                     "%s was %s and is %s now: the numbers may differ from an uninterrupted run's.",
                     name, meta["determinism"][name], value,
                 )  # fmt: skip
-        log.info("%s: resumed after epoch %d, step %d", self.label, self.epoch, self.step)
+        log.info("%s: resumed after epoch %d, step %d", self.label, self.state.epoch, self.state.step)
 
     def move_to_new_batch(self, old: int) -> None:
         """The plan changed between two attempts: keep the place in the data, and in the schedule."""
-        self.step = min(self.steps, self.step * old // self.batch)
-        done = self.epoch * self.steps + self.step
-        self.stepper.optimizer.iterations.assign(done)
+        self.state = self.state.moved_to(old, self.batch, self.steps)
+        done = self.state.epoch * self.steps + self.state.step
+        self.optimizer.iterations.assign(done)
         log.warning(
             "The batch was %d and is %d now: the learning-rate schedule was made anew, at step %d of %d.",
             old, self.batch, done, self.epochs * self.steps,
         )  # fmt: skip
 
     def result(self) -> PhaseResult:
-        speeds = [row["samples_per_second"] for row in self.history]
-        share = float(np.median([row["input_bound_share"] for row in self.history]))
+        rows, monitor = self.state.epochs, self.state.monitor
+        speed = float(np.median([row["samples_per_second"] for row in rows]))
+        share = float(np.median([row["input_bound_share"] for row in rows]))
         advice = input_pipeline.advice(
             share,
             in_memory=self.train.gather is not None,
             augmented=self.train.augment is not None,
-            epoch_seconds=self.batch * self.steps / float(np.median(speeds)),
+            epoch_seconds=self.batch * self.steps / speed,
         )
         if advice:
             log.info("%s: %s", self.label, advice)
         return PhaseResult(
-            history=self.history,
+            history=self.state.history,
             monitor=self.monitored,
-            best=self.monitor.best,
-            best_epoch=self.epoch if self.monitor.best is None else self.monitor.best_epoch,
-            stopped="early" if self.epoch < self.epochs else "epochs",
-            seconds=round(sum(row["seconds"] for row in self.history), 4),
-            samples_per_second=float(np.median(speeds)),
+            best=monitor.best,
+            best_epoch=self.state.epoch if monitor.best is None else monitor.best_epoch,
+            stopped="early" if self.state.epoch < self.epochs else "epochs",
+            seconds=round(sum(row["seconds"] for row in rows), 4),
+            samples_per_second=speed,
             input_bound_share=share,
             advice=advice,
         )

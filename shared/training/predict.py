@@ -12,6 +12,7 @@ import tensorflow as tf
 from shared import input_pipeline
 from shared.contract import Source
 from shared.plan import ExecutionPlan
+from shared.training import crew
 
 
 class Forward:
@@ -25,12 +26,15 @@ class Forward:
     def __init__(self, model: keras.Model, *, strategy: tf.distribute.Strategy | None = None) -> None:
         self.model = model
         self.strategy = strategy or tf.distribute.get_strategy()
+        self.crew = crew.of(self.strategy)
         self._run = tf.function(self._together)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
-        if self.strategy.num_replicas_in_sync > 1:
-            batches = self.strategy.experimental_distribute_dataset(batches)
-        return iter(batches)
+        return crew.distributed(self.strategy, batches)
+
+    def all_of(self, source: Source, plan: ExecutionPlan) -> Iterator[Any]:
+        """Batches of every example of the source, padded at the end, each replica its share."""
+        return self.iterate(input_pipeline.evaluation_batches(source, plan, part=self.crew.part))
 
     def run(self, batch: Any) -> tuple[Any, Any, Any]:
         """(prediction, y, weight) of one global batch, each ``[B, ...]``, in order, padding included."""
@@ -44,6 +48,8 @@ class Forward:
         return tuple(tf.nest.map_structure(self._joined, part) for part in (prediction, y, weight))
 
     def _joined(self, part: Any) -> Any:
+        if self.crew.size > 1:
+            return self.strategy.gather(part, axis=0)
         return tf.concat(self.strategy.experimental_local_results(part), axis=0)
 
 
@@ -68,7 +74,7 @@ class Evaluator:
         for metric in self.metrics.values():
             metric.reset_state()
         total, weights, left = 0.0, 0.0, source.count
-        for batch in self.forward.iterate(input_pipeline.evaluation_batches(source, plan)):
+        for batch in self.forward.all_of(source, plan):
             prediction, y, weight = self.forward.run(batch)
             if left < weight.shape[0]:
                 prediction, y, weight = prediction[:left], y[:left], weight[:left]
@@ -98,7 +104,7 @@ def predict(
     forward = Forward(model, strategy=strategy)
     values, truth = [], []
     if source.count:
-        for batch in forward.iterate(input_pipeline.evaluation_batches(source, plan)):
+        for batch in forward.all_of(source, plan):
             prediction, y, _ = forward.run(batch)
             values.append(np.asarray(prediction, np.float32))
             truth.append(np.asarray(y, np.float32))

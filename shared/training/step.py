@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -20,6 +20,7 @@ import tensorflow as tf
 from shared.config import TrainSection
 from shared.errors import CasebookError, TrainingError
 from shared.plan import ExecutionPlan
+from shared.training import crew
 
 log = logging.getLogger("casebook.training")
 
@@ -43,6 +44,23 @@ def make_optimizer(
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale")
     return optimizer
+
+
+class Taken(NamedTuple):
+    """What some steps came to, over all replicas of all workers.
+
+    Attributes:
+        loss: Sum of weighted example losses.
+        weight: Sum of weights; ``loss / weight`` is the mean loss.
+        unsound: Steps whose gradients held NaN or Inf. Loss scaling (``mixed_float16``) skips these;
+            otherwise they have reached the weights.
+        stops: Replicas whose process was told to stop; all of them get to know it in the same step.
+    """
+
+    loss: float
+    weight: float
+    unsound: int
+    stops: int
 
 
 class Stepper:
@@ -90,33 +108,38 @@ class Stepper:
         self._steps = tf.function(self._many)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
-        """An iterator of global batches, each shared over the replicas."""
-        if self.strategy.num_replicas_in_sync > 1:
-            batches = self.strategy.experimental_distribute_dataset(batches)
-        return iter(batches)
+        """An iterator of batches, each shared over the replicas of this process."""
+        return crew.distributed(self.strategy, batches)
 
     def run(self, iterator: Iterator[Any], steps: int = 1) -> tuple[float, float]:
+        """Takes ``steps`` steps; sum of weighted example losses, and sum of weights, see :meth:`take`."""
+        taken = self.take(iterator, steps)
+        return taken.loss, taken.weight
+
+    def take(self, iterator: Iterator[Any], steps: int = 1, *, stop: bool = False) -> Taken:
         """Takes ``steps`` steps in one call into the graph.
 
-        Returns:
-            Sum of weighted example losses, and sum of weights: their ratio is the mean loss.
+        Args:
+            stop: This process was told to stop, which it tells the others.
 
         Raises:
             TrainingError: The loss function or the model cannot be trained as they are.
         """
         try:
-            loss, weight = self._steps(iterator, tf.constant(steps, tf.int32)).numpy()
+            totals = self._steps(iterator, tf.constant(steps, tf.int32), tf.constant(float(stop)))
         except Exception:
             if self._problem is not None:  # AutoGraph would bury it
                 raise self._problem from None
             raise
-        return float(loss), float(weight)
+        loss, weight, unsound, stops = totals.numpy()
+        return Taken(float(loss), float(weight), int(unsound), int(stops))
 
-    def _many(self, iterator: Any, steps: Any) -> Any:
-        totals = tf.zeros([2], tf.float64)
+    def _many(self, iterator: Any, steps: Any, stop: Any) -> Any:
+        totals = tf.zeros([4], tf.float64)
         for _ in tf.range(steps):
-            per_replica = self.strategy.run(self._replica_step, args=next(iterator))
-            totals += tf.cast(self.strategy.reduce("SUM", per_replica, axis=None), tf.float64)
+            per_replica = self.strategy.run(self._replica_step, args=(*next(iterator), stop))
+            # The same on every replica, because everything in it is summed over them.
+            totals += tf.cast(self.strategy.experimental_local_results(per_replica)[0], tf.float64)
         if self._statistics:
             self.strategy.run(self._average_statistics)
         return totals
@@ -132,20 +155,25 @@ class Stepper:
         for variable, mean in zip(self._statistics, means, strict=True):
             variable.assign(mean)
 
-    def _replica_step(self, x: Any, y: Any, weight: Any) -> Any:
+    def _replica_step(self, x: Any, y: Any, weight: Any, stop: Any) -> Any:
         replicas = self.strategy.num_replicas_in_sync
         local = tf.reduce_sum(weight)
         total = self._sum_over_replicas(local)
         losses, gradients = self._accumulated(x, y, weight, total)
         pairs = [pair for pair in zip(gradients, self._trainable, strict=True) if pair[0] is not None]
         self._check_gradients(pairs)
-        summed = self._sum_over_replicas([tf.convert_to_tensor(gradient) for gradient, _ in pairs])
-        summed = self._clipped(summed)
+        numbers = tf.stack([losses, local, stop])
+        *summed, numbers = self._sum_over_replicas(
+            [*(tf.convert_to_tensor(gradient) for gradient, _ in pairs), numbers]
+        )
+        norm = tf.linalg.global_norm(summed)
+        summed = self._clipped(summed, norm)
         if replicas > 1:
             # Keras's optimizer sums over the replicas once more.
             summed = [gradient / replicas for gradient in summed]
         self.optimizer.apply(summed, [variable for _, variable in pairs])
-        return tf.stack([losses, local])
+        unsound = 1.0 - tf.cast(tf.math.is_finite(norm), tf.float32)
+        return tf.stack([numbers[0], numbers[1], unsound, numbers[2]])
 
     def _accumulated(self, x: Any, y: Any, weight: Any, total: Any) -> tuple[Any, list[Any]]:
         if self.accumulation == 1:
@@ -200,12 +228,11 @@ class Stepper:
             losses = tf.reduce_mean(tf.reshape(losses, [tf.shape(losses)[0], -1]), axis=1)
         return losses
 
-    def _clipped(self, gradients: list[Any]) -> list[Any]:
+    def _clipped(self, gradients: list[Any], norm: Any) -> list[Any]:
         if not self.clip_norm:
             return gradients
         # Scaled losses have scaled gradients: scale the limit likewise.
         limit = self.optimizer.scale_loss(tf.constant(self.clip_norm, tf.float32))
-        norm = tf.linalg.global_norm(gradients)
         # A norm of NaN or Inf gives NaN gradients everywhere, which loss scaling skips.
         factor = limit / tf.maximum(norm, limit)
         return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
@@ -271,8 +298,10 @@ def seconds_per_step(
     Args:
         batches: Endless, as :func:`shared.input_pipeline.one_batch` gives them.
         seconds: Enough after this much time; at least one call.
-        calls: Most calls.
+        calls: Most calls. Several workers take 2, whatever their clocks say.
     """
+    if crew.of(stepper.strategy).size > 1:
+        seconds, calls = float("inf"), 2
     iterator = stepper.iterate(batches)
     stepper.run(iterator, 1)
     taken: list[float] = []

@@ -21,10 +21,12 @@ from shared.contract import Domain, Fold, Phase, Predictions, Source, Split
 from shared.errors import InputError
 from shared.evaluation.predictions import write_predictions
 from shared.plan import ExecutionPlan
-from shared.training import checkpoint, warm_start
-from shared.training.checkpoint import Checkpoints
+from shared.training import checkpoint, crew, warm_start
+from shared.training.checkpoint import Checkpoint, Checkpoints
 from shared.training.loop import PhaseResult, Row, train_phase
 from shared.training.predict import predict
+from shared.training.stopping import Stop
+from shared.training.watching import Watch
 
 
 class Chain:
@@ -42,6 +44,7 @@ class Chain:
         device: Accelerator,
         shuffled: bool,
         start: str | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self.domain, self.prepared, self.config, self.seed = domain, prepared, config, seed
         self.plan, self.home, self.device, self.shuffled = plan, home, device, shuffled
@@ -49,6 +52,8 @@ class Chain:
         self.start = warm_start.decided(
             None if shuffled else start, domain, prepared, config, self.fold, seed
         )
+        self.crew = crew.of(device.strategy)
+        self.stop = stop or Stop()
         self.determinism = determinism(device, config.accelerator.deterministic)
         self.checkpoints = home / "checkpoints"
         self.history: list[Row] = []
@@ -56,6 +61,10 @@ class Chain:
         self.cache_left = plan.cache_bytes
 
     def run(self) -> dict[str, Any]:
+        with crew.told(self.crew):
+            return self.trained()
+
+    def trained(self) -> dict[str, Any]:
         started = time.perf_counter()
         keras.utils.clear_session()
         mixed_precision.apply(self.plan.precision)
@@ -73,27 +82,30 @@ class Chain:
             results.append(self.phase(index, phase, model))
         assert model is not None
         self.predict(model)
-        checkpoint.write_weights(self.home / "weights.npz", model)
-        done = self.summary(model, results, time.perf_counter() - started)
-        files.write_json(self.home / "done.json", done)
-        self.clear()
-        return dict(files.plain(done))
+        done = dict(files.plain(self.summary(model, results, time.perf_counter() - started)))
+        if self.crew.chief:
+            checkpoint.write_weights(self.home / "weights.npz", model)
+            files.write_json(self.home / "done.json", done)
+            self.clear()
+        self.crew.wait()
+        return done
 
     def phase(self, index: int, phase: Phase, model: keras.Model) -> PhaseResult:
         """Trains one phase, or takes its result where an earlier attempt finished it."""
-        result_file = self.checkpoints / f"phase{index}.json"
-        weights = self.checkpoints / f"best{index}.npz"
         before = list(self.history)
 
         def tell(rows: Sequence[Row]) -> None:
             self.history = before + list(rows)
+            if not self.crew.chief:
+                return
             write_history(self.home / "history.jsonl", self.history)
             if self.config.run.tensorboard:
                 write_tensorboard(self.home / "tensorboard", self.history)
 
-        if result_file.exists():
-            result = PhaseResult(**files.read_json(result_file))
-            checkpoint.read_weights(weights, model)
+        finished = self.crew.share(self.finished(index) if self.crew.chief else None)
+        if finished is not None:
+            result = PhaseResult(**finished.meta)
+            checkpoint.assign(model.variables, finished.groups["model"], "The finished phase")
         else:
             kept = Checkpoints(self.checkpoints, f"phase{index}")
             result = train_phase(
@@ -109,12 +121,22 @@ class Chain:
                 on_epoch=tell,
                 label=f"{self.fold.name} · {phase.name}",
                 determinism=self.determinism,
+                watch=Watch(stop=self.stop),
             )
-            checkpoint.write_weights(weights, model)
-            files.write_json(result_file, asdict(result))
-            kept.clear()
+            if self.crew.chief:
+                checkpoint.write_weights(self.checkpoints / f"best{index}.npz", model)
+                files.write_json(self.checkpoints / f"phase{index}.json", asdict(result))
+                kept.clear()
         tell(result.history)
         return result
+
+    def finished(self, index: int) -> Checkpoint | None:
+        """Result and weights of a phase that an earlier attempt finished."""
+        result = self.checkpoints / f"phase{index}.json"
+        if not result.exists():
+            return None
+        weights = checkpoint.read_arrays(self.checkpoints / f"best{index}.npz")
+        return Checkpoint({"model": weights}, files.read_json(result))
 
     def source(self, split: Split, phase: Phase | None = None) -> Source:
         """The examples of a split, in memory where they fit, kept for the next phase that asks."""
@@ -145,6 +167,8 @@ class Chain:
                     f"The {split} split of fold {self.fold.name} has {len(chosen)} examples, "
                     f"its source gave {len(values)}."
                 )
+            if not self.crew.chief:
+                continue
             groups = None if self.fold.groups is None else self.fold.groups[chosen]
             write_predictions(
                 self.home / f"{split}.npz", Predictions(self.fold.keys[chosen], values, truth, groups)

@@ -104,12 +104,20 @@ def read_weights(path: Path, model: Any) -> None:
     Raises:
         CasebookError: The file cannot be read, or belongs to another model.
     """
+    assign(model.variables, read_arrays(path), str(path))
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What :func:`write_weights` wrote, by variable path.
+
+    Raises:
+        CasebookError: The file cannot be read.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = _restored({name: stored[name] for name in stored.files})
+            return _restored({name: stored[name] for name in stored.files})
     except UNREADABLE as error:
         raise CasebookError(f"The weights {path} cannot be read: {error}.", "Train again.") from error
-    assign(model.variables, arrays, str(path))
 
 
 @dataclass(frozen=True)

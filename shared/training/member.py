@@ -13,11 +13,11 @@ What it leaves in its folder::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared import accelerator, contract, files
-from shared.errors import DeviceError
+from shared import accelerator, contract, files, lock
 from shared.plan import ExecutionPlan
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def train_member(
     *,
     start: str | None = None,
     shuffled_labels: bool = False,
+    lent: bool = False,
 ) -> dict[str, Any]:
     """Trains all phases, resuming from what ``folder`` holds, and predicts validation and test.
 
@@ -47,6 +48,12 @@ def train_member(
             (``shared/training/warm_start.py``); None: from new weights.
         shuffled_labels: Train and validate on labels dealt out at random, for the guard that
             nothing can be learnt from them. Test labels stay. Always from new weights.
+        lent: The caller holds the accelerator for all the workers that it has started here.
+
+    At SIGTERM it writes a checkpoint after the steps at hand, and raises ``Stopped``.
+
+    Under several workers (``TF_CONFIG``) every one of them calls this with the same arguments; the
+    chief reads and writes ``folder``, the others return the same and write nothing.
 
     Returns:
         Plain data: ``phases`` (list of their results without history), ``epochs``, ``best``
@@ -63,16 +70,16 @@ def train_member(
     execution = ExecutionPlan.from_dict(plan)
     home.mkdir(parents=True, exist_ok=True)
     # Here, not at the top: the process that only names this function never imports TensorFlow.
+    from shared.training import stopping
     from shared.training.chain import Chain
 
-    with accelerator.opened(settings.accelerator, plan=execution) as device:
-        if device.device == "workers":
-            raise DeviceError(
-                "Training over workers is not part of this version.",
-                "Take accelerator.device = gpus, gpu or cpu.",
-            )
+    with (
+        lock.lent() if lent else nullcontext(),
+        accelerator.opened(settings.accelerator, plan=execution) as device,
+        stopping.listening() as stop,
+    ):
         return Chain(
-            known, Path(prepared), settings, fold, seed, execution, home, device, shuffled_labels, start
+            known, Path(prepared), settings, fold, seed, execution, home, device, shuffled_labels, start, stop
         ).run()
 
 

@@ -1,112 +1,45 @@
-"""The parent's handles on the fork server and on one child: sockets, pipes and process ids.
+"""The parent's handle on one child: a socket, two pipes and a process id.
 
 ``shared/worker.py`` decides what to run and what its end means; ``shared/forkserver.py`` and
-``shared/forked.py`` are what runs on the other side. All of a child's life is watched from the thread that asked for
-it, in one loop over three streams: what it says, what it prints, and what the server says of it.
+``shared/forked.py`` are what runs on the other side. All of a child's life is watched from the
+thread that asked for it, in one loop over three streams: what it says, what it prints, and what
+the server says of it. That loop may be left by an exception at any instant (Ctrl-C) and taken up again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import linecache
+import math
 import os
-import pickle
 import selectors
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType
-from typing import IO, Any
-
-import cloudpickle
+from typing import Any
 
 from shared.errors import WorkerError
-from shared.forked import LENGTH
+from shared.forked import HEAD, VALUE
 from shared.forkserver import BEGUN, REFUSED, STATUS, kill
+from shared.parcel import load
+from shared.server import TAIL_BYTES, Server, quoted
 
-_TAIL_BYTES = 16_000
+_PIPE_READS = 64
+"""More than a full pipe holds: where someone still writes, emptying it must have an end."""
 
-
-class Server:
-    """A running fork server. Its children die with it, and it with this object's process."""
-
-    def __init__(self, key: object, preload: tuple[str, ...], variables: Mapping[str, str]) -> None:
-        self.key = key
-        self.owner = os.getpid()
-        self.forked = False
-        self._broken = False
-        self._log = tempfile.TemporaryFile(prefix="casebook-server-")  # noqa: SIM115  (closed in stop)
-        self._control, theirs = socket.socketpair()
-        self._sending = threading.Lock()
-        boot = (
-            f"import sys; sys.path[:] = {list(sys.path)!r}; from shared.forkserver import serve; "
-            f"serve({theirs.fileno()}, {preload!r})"
-        )
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", boot],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                # A fixed hash seed gives the children of every server the same order of sets.
-                env={"PYTHONHASHSEED": "0", **variables},
-            )
-
-    def alive(self) -> bool:
-        return self.owner == os.getpid() and not self._broken and self._process.poll() is None
-
-    def request(self, *fds: int) -> bool:
-        """Asks for a child; False where the server has died."""
-        try:
-            with self._sending:
-                socket.send_fds(self._control, [b"c"], list(fds))
-        except OSError:
-            return False
-        return True
-
-    def found_dead(self) -> None:
-        """Notes that it hung up: its process may still be about to leave."""
-        self._broken = True
-
-    def retire(self) -> None:
-        """Lets the server leave when its last child has."""
-        with contextlib.suppress(OSError), self._sending:
-            self._control.send(b"d")
-
-    def stop(self) -> None:
-        """Ends the server and all its children."""
-        if self.owner != os.getpid():
-            return
-        self._control.close()
-        try:
-            # While it imports it cannot hear, but then it has no children either.
-            self._process.wait(timeout=1.0 if self.forked else 0.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-    def log(self) -> str:
-        """The end of what the server printed."""
-        return "" if self._log.closed else _tail_of(self._log)
+LEAVE_SECONDS = 5.0
+"""How long a child may take to leave when it has answered, or been killed."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a child left: its exit status (negative: a signal) and largest resident memory."""
+    """How a child left: its exit status (negative: a signal), largest resident memory, and when."""
 
     code: int
     peak_bytes: int | None
+    at: float = 0.0
 
 
 class Child:
@@ -115,29 +48,37 @@ class Child:
     Attributes:
         pid: Known once :meth:`begun` has returned True.
         exit: Set when the child has left.
-        answer: What it answered, see ``forkserver``; None where it left without.
+        answer: What it answered, see ``forked``; None where it left without.
+        leave_by: When it is waited for no longer: some seconds after its answer.
     """
 
-    def __init__(self, server: Server, hear: Callable[[str, Any], None]) -> None:
-        """Asks ``server`` for a child; ``hear(kind, value)`` gets what it says before its answer."""
-        self.server = server
+    def __init__(self, hear: Callable[[str, Any], None]) -> None:
+        """``hear(kind, value)`` gets what the child says before its answer."""
         self.pid: int | None = None
         self.exit: Exit | None = None
         self.answer: dict[str, Any] | None = None
         self._hear = hear
+        self._value: memoryview | None = None
+        self.leave_by = math.inf
         self._incoming: list[bytes | memoryview] = []
         self._reports: list[bytes] = []
         self._printed = bytearray()
+        self._open = contextlib.ExitStack()
+
+    def ask(self, server: Server) -> None:
+        """Asks ``server`` for the process."""
+        self.server = server
         self._talk, theirs = socket.socketpair()
-        self._status, status = os.pipe()
-        self._output, output = os.pipe()
-        os.set_blocking(self._output, False)
-        try:
+        self._open.callback(self._talk.close)
+        with theirs, contextlib.ExitStack() as here:
+            self._status, status = os.pipe()
+            self._open.callback(os.close, self._status)
+            here.callback(os.close, status)
+            self._output, output = os.pipe()
+            self._open.callback(os.close, self._output)
+            here.callback(os.close, output)
+            os.set_blocking(self._output, False)
             self._asked = server.request(theirs.fileno(), status, output)
-        finally:
-            theirs.close()
-            os.close(status)
-            os.close(output)
 
     def begun(self, seconds: float) -> bool:
         """Waits for the server to fork; False where it died instead.
@@ -164,79 +105,91 @@ class Child:
         """Sends the orders. Where that fails the child has left, and its exit says why."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             self._talk.settimeout(timeout)
-            self._talk.sendall(LENGTH.pack(len(orders)) + orders)
+            self._talk.sendall(HEAD.pack(len(orders), 0))
+            self._talk.sendall(orders)
         self._talk.setblocking(False)
 
-    def listen(self, deadline: float | None) -> bool:
-        """Passes on what the child says until it has answered or left; False at the deadline.
+    def take_value(self) -> memoryview:
+        """What the function returned, still pickled; given once, so that it is not in memory twice for long."""
+        value, self._value = self._value, None
+        assert value is not None
+        return value
 
-        Args:
-            deadline: By ``time.monotonic()``; None: none.
-        """
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._talk, selectors.EVENT_READ, self._read_talk)
-            selector.register(self._output, selectors.EVENT_READ, self._read_output)
-            selector.register(self._status, selectors.EVENT_READ, self._read_status)
-            while self.answer is None and self.exit is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                for key, _ in selector.select(left):
-                    if not key.data():
-                        selector.unregister(key.fileobj)
-        self._wait_for_exit(5.0)
-        # What it said and printed before it left is still in the streams.
-        while self.answer is None and self._read_talk(again=False):
-            pass
-        while self._read_output(again=False):
-            pass
-        return True
-
-    def ask_to_end(self, grace: float) -> bool:
-        """Sends SIGTERM and goes on listening for up to ``grace`` seconds; False where it then still runs."""
+    def hear_in_spite_of_errors(self) -> None:
+        """From now on a listener's error is no reason to stop: the child is being ended, and has its time."""
         hear = self._hear
 
         def hear_on(kind: str, value: Any) -> None:
-            # Whoever listens may be what has failed, and that is no reason to take the time away.
             with contextlib.suppress(Exception):
                 hear(kind, value)
 
         self._hear = hear_on
-        self._signal(signal.SIGTERM)
-        return self.listen(time.monotonic() + grace)
 
-    def _signal(self, number: int) -> None:
+    def signal(self, number: int) -> None:
+        """Sends a signal to the child, but not to what it has started."""
         if self.pid is not None and self.exit is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def print_stack(self) -> None:
         """Lets the child's fault handler print where it hangs."""
-        before = len(self._printed)
-        if self.pid is None:
-            return
-        self._signal(signal.SIGUSR1)
+        self.signal(signal.SIGUSR1)
         deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline and len(self._printed) == before:
+        heard = False
+        while time.monotonic() < deadline:
             time.sleep(0.05)
-            while self._read_output(again=False):
-                pass
+            if self._drain_output():
+                heard = True
+            elif heard:
+                return
 
     def printed(self) -> str:
         """The end of what the child printed."""
-        return bytes(self._printed[-_TAIL_BYTES:]).decode("utf-8", "replace").strip()
+        return bytes(self._printed[-TAIL_BYTES:]).decode("utf-8", "replace").strip()
+
+    def kill(self) -> None:
+        """Kills the child, if it lives, and what it has started."""
+        if self.pid is not None and self.exit is None:
+            kill(self.pid)
 
     def end(self) -> None:
         """Kills the child if it lives, waits for it, and closes everything. May be called twice."""
-        if self._status < 0:
-            return
-        if self.pid is not None and self.exit is None:
-            kill(self.pid)
-            self._wait_for_exit(5.0)
-        self._talk.close()
-        os.close(self._status)
-        os.close(self._output)
-        self._status = self._output = -1
+        with self._open:
+            if self.pid is not None and self.exit is None:
+                self.kill()
+                _wait_for_exit(self)
+
+    @property
+    def ended_at(self) -> float:
+        """When its function ended or, where that was not heard of, its process; by ``time.monotonic()``."""
+        if self.answer is not None:
+            return float(self.answer["at"])
+        return self.exit.at if self.exit is not None else time.monotonic()
+
+    def has_ended(self) -> bool:
+        """Whether there is nothing more to wait for; then all that it said and printed has been taken."""
+        if self.exit is None:
+            return time.monotonic() >= self.leave_by
+        while self.answer is None and self._read_talk(again=False):
+            pass
+        self._drain_output()
+        return True
+
+    def streams(self) -> list[tuple[Any, Callable[[], bool]]]:
+        """What to wait for, each with what takes it and says False at its end."""
+        return [
+            (self._talk, self._read_talk),
+            (self._output, self._read_output),
+            (self._status, self._read_status),
+        ]
+
+    def _drain_output(self) -> bool:
+        some = False
+        for _ in range(_PIPE_READS):
+            if not self._read_output(again=False):
+                break
+            some = True
+        return some
 
     def _read_talk(self, again: bool = True) -> bool:
         """Takes what has come; False when the stream has ended, or (not ``again``) is empty."""
@@ -250,31 +203,37 @@ class Child:
         if not self._incoming[-1]:
             return False
         while (message := self._first_message()) is not None:
+            what, body = message
             try:
-                kind, value = load(message)
+                if what == VALUE:
+                    self._value = body
+                    continue
+                kind, value = load(body)
                 if kind == "answer":
+                    self.leave_by = time.monotonic() + LEAVE_SECONDS
                     self.answer = value
                 else:
                     self._hear(kind, value)
             finally:
                 # Also where the listener raises: what was half heard must not be read as a length.
-                self._incoming[0] = self._incoming[0][LENGTH.size + len(message) :]
+                self._incoming[0] = self._incoming[0][HEAD.size + len(body) :]
         return True
 
-    def _first_message(self) -> memoryview | None:
-        """The first message, where it is here in full."""
+    def _first_message(self) -> tuple[int, memoryview] | None:
+        """The first message and its kind, where it is here in full."""
         size = sum(map(len, self._incoming))
-        if size < LENGTH.size:
+        if size < HEAD.size:
             return None
-        if len(self._incoming[0]) < LENGTH.size:
+        if len(self._incoming[0]) < HEAD.size:
             self._incoming[:] = [b"".join(self._incoming)]
-        (length,) = LENGTH.unpack_from(self._incoming[0])
-        if size < LENGTH.size + length:
+        length, what = HEAD.unpack_from(self._incoming[0])
+        if size < HEAD.size + length:
             return None
         if len(self._incoming) > 1:
             self._incoming[:] = [b"".join(self._incoming)]
-        self._incoming[0] = memoryview(self._incoming[0])
-        return self._incoming[0][LENGTH.size : LENGTH.size + length]
+        first = memoryview(self._incoming[0])
+        self._incoming[0] = first
+        return what, first[HEAD.size : HEAD.size + length]
 
     def _read_output(self, again: bool = True) -> bool:
         try:
@@ -284,9 +243,9 @@ class Child:
         if not piece:
             return False
         self._printed += piece
-        if len(self._printed) > 4 * _TAIL_BYTES:
-            del self._printed[:-_TAIL_BYTES]
-        if os.environ.get("CASEBOOK_DEBUG") == "1":
+        if len(self._printed) > 4 * TAIL_BYTES:
+            del self._printed[:-TAIL_BYTES]
+        if os.environ.get("CASEBOOK_DEBUG") == "1" and sys.stderr is not None:
             sys.stderr.write(piece.decode("utf-8", "replace"))
         return True
 
@@ -295,9 +254,11 @@ class Child:
         data = self._reports[-1]
         if len(data) < STATUS.size:
             if self.pid is not None and self.exit is None:
-                self.exit = Exit(-signal.SIGKILL, None)  # the server died, and took the child along
+                # The server died, and the kernel takes the child along, but not what the child has started.
+                kill(self.pid)
+                self.exit = Exit(-signal.SIGKILL, None, time.monotonic())
             return False
-        kind, value, peak = STATUS.unpack(data)
+        kind, value, peak, at = STATUS.unpack(data)
         if kind == BEGUN:
             self.pid = value
             self.server.forked = True
@@ -307,80 +268,51 @@ class Child:
                 "Free some memory, or raise the limit on processes (ulimit -u).",
             )
         else:
-            self.exit = Exit(value, peak * (1 if sys.platform == "darwin" else 1024))
+            self.exit = Exit(value, peak * (1 if sys.platform == "darwin" else 1024), at / 1e9)
         return True
 
-    def _wait_for_exit(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._status, selectors.EVENT_READ, self._read_status)
-            selector.register(self._output, selectors.EVENT_READ, self._read_output)
-            while self.exit is None and (left := deadline - time.monotonic()) > 0:
-                # Its output is read too: a child before a full pipe cannot leave.
-                for key, _ in selector.select(left):
-                    if not key.data():
-                        selector.unregister(key.fileobj)
 
+def next_to_end(children: Sequence[Child], deadline: float) -> Child | None:
+    """Passes on what ``children`` say until one of them has ended, and returns that; None at the deadline.
 
-def dump(value: Any) -> tuple[bytes, dict[str, list[str]]]:
-    """``value`` pickled for a child, and the source lines of what it defines that lie in no file.
-
-    Cloudpickle hides the file that a function was defined in. It is kept here: tracebacks show the
-    person's own lines, and AutoGraph, which reads the source, still turns their ``if`` into graph.
+    Args:
+        deadline: By ``time.monotonic()``; infinite: none.
     """
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer)
-    pickler.dump(value)
-    unfiled = {
-        name: linecache.getlines(name)
-        for name in pickler.files
-        if name in linecache.cache and not os.path.exists(name)  # a notebook's cell
-    }
-    return buffer.getvalue(), unfiled
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            for stream, read in child.streams():
+                selector.register(stream, selectors.EVENT_READ, read)
+        while True:
+            for child in children:
+                if child.has_ended():
+                    return child
+            now = time.monotonic()
+            if now >= deadline:
+                return None
+            left = min(deadline, *(child.leave_by for child in children)) - now
+            for key, _ in selector.select(None if math.isinf(left) else max(0.0, left)):
+                if not key.data():
+                    selector.unregister(key.fileobj)
 
 
-class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: IO[bytes]) -> None:
-        self.files: set[str] = set()
-        # Before the base's __init__, which reads it once.
-        self.dispatch_table = ChainMap({CodeType: self._code}, cloudpickle.Pickler.dispatch_table)
-        super().__init__(file)
-
-    def _code(self, code: CodeType) -> Any:
-        make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
-        self.files.add(code.co_filename)
-        return make, tuple(code.co_filename if a == "<dynamic-code>" else a for a in arguments)
+def ask_to_end(children: Sequence[Child], grace: float) -> None:
+    """Sends SIGTERM to each and goes on listening for up to ``grace`` seconds, or until all have ended."""
+    for child in children:
+        child.hear_in_spite_of_errors()
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    running = list(children)
+    while running and (ended := next_to_end(running, deadline)) is not None:
+        running.remove(ended)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Refuses to import TensorFlow into a process that has got on without it."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        root = module.partition(".")[0]
-        if root in ("tensorflow", "keras") and root not in sys.modules:
-            raise WorkerError(
-                f"A function in a child process returned an object of {root} ({module}.{name}).",
-                "Return plain data or numpy arrays.",
-            )
-        return super().find_class(module, name)
-
-
-def load(data: bytes | memoryview) -> Any:
-    """What a child has pickled.
-
-    Raises:
-        WorkerError: It would import TensorFlow here.
-    """
-    return _Unpickler(io.BytesIO(data)).load()
-
-
-def quoted(text: str, lines: int = 40) -> str:
-    """The last lines of a process's output, to put behind a message; empty for none."""
-    kept = [line for line in text.splitlines() if not line.startswith("Extension modules:")][-lines:]
-    return "\nThe last it printed:\n" + "\n".join(f"    {line}" for line in kept) if kept else ""
-
-
-def _tail_of(file: IO[bytes]) -> str:
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - _TAIL_BYTES))
-    return file.read().decode("utf-8", "replace").strip()
+def _wait_for_exit(child: Child) -> None:
+    # Its output is read too: a child before a full pipe cannot leave.
+    deadline = time.monotonic() + LEAVE_SECONDS
+    with selectors.DefaultSelector() as selector:
+        for stream, read in child.streams()[1:]:
+            selector.register(stream, selectors.EVENT_READ, read)
+        while child.exit is None and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if not key.data():
+                    selector.unregister(key.fileobj)

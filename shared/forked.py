@@ -29,10 +29,12 @@ from typing import Any
 import cloudpickle
 
 from shared import progress
-from shared.errors import is_disk_full
+from shared.errors import WorkerError, is_disk_full
 
-LENGTH = struct.Struct("!Q")
-"""In front of every message: its length in bytes."""
+HEAD = struct.Struct("!QB")
+"""In front of every message: its length in bytes, and what it is."""
+TALK, VALUE = range(2)
+"""A pickled (kind, value); or what the function returned, by itself: it may be large."""
 
 _PR_SET_PDEATHSIG = 1
 _M_ARENA_MAX = -8
@@ -47,6 +49,7 @@ def work(talk: int, output: int) -> None:
     """
     code = 1
     inherited = list(sys.modules)
+    me = os.getpid()
     try:
         server = os.getppid()
         with contextlib.suppress(OSError):
@@ -62,6 +65,8 @@ def work(talk: int, output: int) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:
                 os._exit(1)
+        # A program that the function starts must hold no end of these.
+        os.set_inheritable(talk, False)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
@@ -77,7 +82,9 @@ def work(talk: int, output: int) -> None:
         orders = pickle.loads(parent.read())  # noqa: S301  (our own parent's)
         threading.Thread(target=parent.leave_with, name="casebook-watchdog", daemon=True).start()
         with _settled(orders, parent):
-            answer = _answer(orders)
+            answer, value = _answer(orders)
+        if value is not None:
+            parent.send_value(value)
         parent.send("answer", answer)
         code = 0
     except ConnectionError:
@@ -88,20 +95,22 @@ def work(talk: int, output: int) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-            remove_generated(but=inherited)
+            if os.getpid() == me:  # and not a fork that came back from the function
+                remove_generated(but=inherited)
         os._exit(code)
 
 
 class Talk:
-    """A child's end of the socket to its parent. Threads may send at once."""
+    """A child's end of the socket to its parent. Threads may send at once; a fork of the child is not heard."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._lock = threading.Lock()
+        self._owner = os.getpid()
 
     def read(self) -> bytes:
         """One message."""
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
+        length, _ = HEAD.unpack(self._exactly(HEAD.size))
         return self._exactly(length)
 
     def _exactly(self, size: int) -> bytes:
@@ -114,16 +123,24 @@ class Talk:
         return buffer.getvalue()
 
     def send(self, kind: str, value: Any) -> None:
-        data = cloudpickle.dumps((kind, value))
+        self._send(TALK, cloudpickle.dumps((kind, value)))
+
+    def send_value(self, pickled: bytes) -> None:
+        """What the function returned; the answer follows."""
+        self._send(VALUE, pickled)
+
+    def _send(self, what: int, data: bytes) -> None:
+        if os.getpid() != self._owner:
+            return
         with self._lock:
-            self._link.sendall(LENGTH.pack(len(data)))
+            self._link.sendall(HEAD.pack(len(data), what))
             self._link.sendall(data)
 
     def leave_with(self) -> None:
-        """Ends this process when the parent has gone; it says nothing after the orders."""
+        """Ends this process, and what it has started, when the parent has gone; it says nothing after the orders."""
         with contextlib.suppress(OSError):
             self._link.recv(1)
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -198,13 +215,18 @@ class _ToParent(logging.Handler):
             self.handleError(record)
 
 
-def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the function; the answer holds only what pickles and needs no TensorFlow to unpickle."""
+def _answer(orders: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
+    """Runs the function; the answer holds only what pickles and needs no TensorFlow to unpickle.
+
+    Returns:
+        The answer, and what the function returned, pickled; None where it returned nothing that can travel.
+    """
     started = time.perf_counter()
-    answer: dict[str, Any] = {"value": None, "error": None, "traceback": "", "out_of_memory": False}
+    answer: dict[str, Any] = {"error": None, "traceback": "", "out_of_memory": False}
+    value = None
     try:
         function, args, kwargs = pickle.loads(orders["call"])  # noqa: S301  (our own parent's)
-        answer["value"] = cloudpickle.dumps(function(*args, **kwargs))
+        value = _pickled(function(*args, **kwargs))
     except BaseException as error:
         # Telling about it needs memory too.
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -214,8 +236,23 @@ def _answer(orders: Mapping[str, Any]) -> dict[str, Any]:
         answer["error"] = _portable(error)
     # The function has ended: asked to end now, the child still tells how.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    answer["returned"] = value is not None
     answer["seconds"] = time.perf_counter() - started
-    return answer
+    answer["at"] = time.monotonic()
+    return answer, value
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise WorkerError(
+            f"What the function returned, {type(value).__name__}, cannot leave its child process: {error}",
+            "Return plain data or numpy arrays, or write a file and return its path.",
+        ) from error
+    return data
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -9,6 +9,9 @@ kills what it started. Nothing outlives the parent, by three independent means: 
 kills its children when the control socket ends, the kernel kills them when the server
 dies (Linux), and each child's watchdog thread leaves when its own socket ends.
 
+Each child leads a process group, and whatever it has started ends with it, however it ends. Only a
+process that has made a group of its own (``setsid``, as daemons do) stays.
+
 Not built on ``multiprocessing``'s fork server, because that one runs the parent's
 ``__main__`` again (a script without a guard would start itself), prints TensorFlow's noise
 on the terminal, and keeps the environment of the moment it was started.
@@ -17,6 +20,7 @@ on the terminal, and keeps the environment of the moment it was started.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
@@ -25,6 +29,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,10 +37,12 @@ from typing import Any
 
 from shared.forked import remove_generated, work
 
-STATUS = struct.Struct("!qqq")
+STATUS = struct.Struct("!qqqq")
 """What the server says of a child: (BEGUN, pid, 0), then (ENDED, exit status, peak RSS in KiB), or
-instead of both (REFUSED, errno, 0)."""
+instead of both (REFUSED, errno, 0); and last the nanosecond of ``time.monotonic_ns()``."""
 BEGUN, ENDED, REFUSED = range(3)
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(control_fd: int, preload: Sequence[str]) -> None:
@@ -46,6 +53,10 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
     The byte ``d`` without descriptors means: no more will come, leave when the last child has.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # What a child leaves behind comes to this process, which buries it: the first process of a
+        # container often buries nobody.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for name in preload:
         try:
             importlib.import_module(name)
@@ -106,6 +117,11 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
                 _report(status, BEGUN, pid, 0)
                 os.close(talk)
                 os.close(output)
+            else:
+                # The parent sees its pipes end, and turns to another server.
+                print("No room for the pipes of another child: see ulimit -n.", file=sys.stderr, flush=True)
+                for fd in fds:
+                    os.close(fd)
     remove_generated()
     os._exit(0)
 
@@ -156,10 +172,21 @@ def kill(pid: int) -> None:
 def _reap(children: dict[int, int]) -> None:
     while True:
         try:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if hasattr(os, "waitid"):
+                # Before it is reaped nobody else can have its number, and its group still can be ended.
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    return
+                if found.si_pid in children:
+                    kill(found.si_pid)
+                pid, status, usage = os.wait4(found.si_pid, 0)
+            else:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
         except ChildProcessError:
-            return
-        if pid == 0:
             return
         pipe = children.pop(pid, None)
         if pipe is not None:
@@ -170,4 +197,4 @@ def _reap(children: dict[int, int]) -> None:
 def _report(pipe: int, *values: int) -> None:
     # A parent that has gone away needs no report.
     with contextlib.suppress(BrokenPipeError):
-        os.write(pipe, STATUS.pack(*values))
+        os.write(pipe, STATUS.pack(*values, time.monotonic_ns()))

@@ -22,22 +22,33 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
-import pickle
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from shared import progress
-from shared.children import Child, Exit, Server, dump, load, quoted
-from shared.errors import CasebookError, WorkerError
-from shared.machine import memory
+from shared import outcome, progress
+from shared.children import Child, ask_to_end, next_to_end
+from shared.errors import WorkerError
+from shared.outcome import REMEDY, ChildTraceback, Outcome, Verdict, host_kills
+from shared.parcel import environment, orders
+from shared.server import Server, quoted
+
+__all__ = [
+    "Call",
+    "ChildTraceback",
+    "Outcome",
+    "Verdict",
+    "call",
+    "first_failure",
+    "run",
+    "shut_down",
+    "together",
+    "warm_up",
+]
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -73,56 +84,23 @@ _READ_AT_IMPORT = (
 """Variables that libraries read once, at import: a server that was started under others will not do."""
 
 
-class Verdict(StrEnum):
-    """How a child ended."""
-
-    OK = "ok"
-    OUT_OF_MEMORY = "out of memory"
-    TIMED_OUT = "timed out"
-    KILLED = "killed"
-    BUG = "bug"
-
-
-_REMEDY = {
-    Verdict.OUT_OF_MEMORY: "Use a smaller batch or model, or a machine with more memory.",
-    Verdict.TIMED_OUT: "Give it more time, or less to do.",
-    Verdict.KILLED: "Look for what ended it: a person, a job scheduler, or a crash in native code.",
-}
-
-
 @dataclass(frozen=True)
-class Outcome:
-    """What became of a function in a child.
+class Call:
+    """A function with what it is called with.
 
     Attributes:
-        verdict: ``BUG`` is any error of the function that is not about memory.
-        value: What the function returned, where the verdict is ok.
-        error: What it raised, with the child's traceback as its cause; None where it raised
-            nothing, or something that cannot travel (then ``message`` tells it).
-        message: For a person: what happened, and the end of what the child printed.
-        seconds: Wall time in the child, without the server's start.
-        peak_bytes: Largest resident memory of the child, the libraries it shares with the
-            server (some 300 MB) included; None where nobody could tell.
+        environment: Variables set in its child before it runs, over the parent's.
     """
 
-    verdict: Verdict
-    value: Any = None
-    error: BaseException | None = None
-    message: str = ""
-    seconds: float = 0.0
-    peak_bytes: int | None = None
-
-
-class ChildTraceback(Exception):
-    """The cause of an error that came from a child: shows the child's traceback above the parent's."""
-
-    def __str__(self) -> str:
-        return "\n" + str(self.args[0])
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] | None = None
 
 
 def warm_up() -> None:
     """Starts the server, if there is none, and returns at once: it imports while others do their work."""
-    _suitable_server(_environment(None))
+    _suitable_server(environment(None))
 
 
 def run(
@@ -152,56 +130,39 @@ def run(
         WorkerError: The server that forks children could not be started.
         KeyboardInterrupt: Ctrl-C; the child has ended.
     """
-    variables = _environment(environment)
-    packed, sources = dump((function, args, kwargs))
-    orders = pickle.dumps(
-        {
-            "call": packed,
-            "sources": sources,
-            "environment": variables,
-            "folder": _folder(),
-            "path": list(sys.path),
-            "argv": list(sys.argv),
-            "levels": _log_levels(),
-            "memory_bytes": memory_bytes,
-        }
-    )
-    for attempt in ("first", "second"):
-        kills_before = _host_kills()
-        child = Child(_suitable_server(variables), _hear)
-        try:
-            if child.begun(START_SECONDS):
-                started = time.monotonic()
-                child.order(orders, timeout)
-                try:
-                    in_time = child.listen(None if timeout is None else started + timeout)
-                except BaseException:
-                    if grace > 0:
-                        _log.warning(_STOPPING, grace)
-                        child.ask_to_end(grace)
-                    raise
-                seconds = time.monotonic() - started
-                if not in_time:
-                    child.print_stack()
-                    if grace > 0:
-                        child.ask_to_end(grace)
-                    child.end()
-                    message = f"It was stopped at its limit of {timeout:g} s."
-                    return _failed(child, Verdict.TIMED_OUT, message, seconds)
-                if child.answer is not None:
-                    return _delivered(child, child.answer)
-                limited = memory_bytes is not None
-                verdict, message = _why(child.exit, child.printed(), limited, _host_kills() - kills_before)
-                return _failed(child, verdict, message, seconds)
-            if attempt == "second":
-                raise WorkerError(
-                    "The server that starts child processes ended before it could start one."
-                    + quoted(child.server.log()),
-                    '`python -c "import tensorflow, keras"` shows what is wrong with the installation.',
-                )
-        finally:
-            child.end()
-    raise AssertionError("unreachable")
+    return _conduct(
+        [Call(function, args, kwargs, environment)],
+        timeout=timeout,
+        grace=grace,
+        linger=0.0,
+        memory_bytes=memory_bytes,
+    )[0]
+
+
+def together(
+    calls: Sequence[Call], *, timeout: float | None = None, grace: float = 0.0, linger: float = 20.0
+) -> list[Outcome]:
+    """Runs several functions at the same time, each in a child, and says how each went.
+
+    They are taken to depend on each other, as the workers of one training do: when one does not
+    end well, the others get ``linger`` seconds to notice, and are then killed.
+    :func:`first_failure` tells which one failed first. Progress and log records of the first call
+    arrive as those of :func:`run`; of the others warnings and errors only, behind their number.
+
+    Args:
+        timeout: Seconds after which all that still run are stopped; None: never.
+        grace: As of :func:`run`, for all at once.
+        linger: Seconds from the first failure to the killing of the others.
+
+    Raises: as :func:`run`.
+    """
+    return _conduct(calls, timeout=timeout, grace=grace, linger=linger, memory_bytes=None)
+
+
+def first_failure(outcomes: Sequence[Outcome]) -> int | None:
+    """The place in ``outcomes`` of the first child that did not end well; None where all did."""
+    failed = [place for place, outcome in enumerate(outcomes) if outcome.verdict is not Verdict.OK]
+    return min(failed, key=lambda place: outcomes[place].order, default=None)
 
 
 def call(
@@ -221,7 +182,7 @@ def call(
         WorkerError: The child timed out, was killed, ran out of memory, or raised what cannot travel.
         Exception: What the function raised, with the child's traceback as its cause.
     """
-    outcome = run(
+    done = run(
         function,
         *args,
         timeout=timeout,
@@ -230,18 +191,18 @@ def call(
         environment=environment,
         **kwargs,
     )
-    return value_of(outcome, getattr(function, "__name__", "The function"))  # type: ignore[no-any-return]
+    return value_of(done, getattr(function, "__name__", "The function"))  # type: ignore[no-any-return]
 
 
-def value_of(outcome: Outcome, name: str) -> Any:
+def value_of(done: Outcome, name: str) -> Any:
     """What the function ``name`` returned, or its error raised, as :func:`call` does."""
-    if outcome.verdict is Verdict.OK:
-        return outcome.value
-    if outcome.error is not None and outcome.verdict is Verdict.BUG:
-        raise outcome.error
+    if done.verdict is Verdict.OK:
+        return done.value
+    if done.error is not None and done.verdict is Verdict.BUG:
+        raise done.error
     raise WorkerError(
-        f"{name} did not finish in its child process. {outcome.message}", _REMEDY.get(outcome.verdict, "")
-    ) from outcome.error
+        f"{name} did not finish in its child process. {done.message}", REMEDY.get(done.verdict, "")
+    ) from done.error
 
 
 def shut_down() -> None:
@@ -282,6 +243,8 @@ def _after_fork() -> None:
     # The fork's parent owns the server; this process starts its own when it needs one.
     global _current, _lock
     _lock = threading.Lock()
+    for server in (*_retired, *([_current] if _current is not None else [])):
+        server.forget()
     _current = None
     _retired.clear()
 
@@ -290,7 +253,82 @@ atexit.register(shut_down)
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# --- what a child says, and what its end means -----------------------------------------------
+# --- from the orders to the outcomes ----------------------------------------------------------
+
+
+def _conduct(
+    calls: Sequence[Call], *, timeout: float | None, grace: float, linger: float, memory_bytes: int | None
+) -> list[Outcome]:
+    parcels = [
+        orders(call.function, call.args, call.kwargs, call.environment, memory_bytes) for call in calls
+    ]
+    kills_before = host_kills()
+    outcomes: dict[Child, Outcome] = {}
+    with contextlib.ExitStack() as ends:
+        children = _started(calls, ends)
+        started = time.monotonic()
+        deadline = math.inf if timeout is None else started + timeout
+        stop = deadline  # comes sooner where one has failed
+        running = list(children)
+        try:
+            for child, parcel in zip(children, parcels, strict=True):
+                child.order(parcel, timeout)
+            while running and (ended := next_to_end(running, stop)) is not None:
+                running.remove(ended)
+                limited = memory_bytes is not None
+                outcomes[ended] = outcome.of(ended, started, limited, host_kills() - kills_before)
+                if outcomes[ended].verdict is not Verdict.OK:
+                    stop = min(stop, time.monotonic() + linger)
+        except BaseException:
+            if grace > 0:
+                _log.warning(_STOPPING, grace)
+                ask_to_end(running, grace)
+            raise
+        seconds = time.monotonic() - started
+        for child in running:
+            child.print_stack()
+        if grace > 0 and stop == deadline:
+            ask_to_end(running, grace)
+        for child in running:
+            child.kill()
+    in_order = sorted(outcomes, key=lambda child: child.ended_at)
+    verdict, message = Verdict.TIMED_OUT, f"It was stopped at its limit of {timeout or 0:g} s."
+    if stop < deadline:
+        first = next(child for child in in_order if outcomes[child].verdict is not Verdict.OK)
+        verdict = Verdict.KILLED
+        message = (
+            f"It was ended because worker {children.index(first)} had failed ({outcomes[first].verdict}) "
+            f"and it did not end by itself within {linger:g} s."
+        )
+    for child in running:
+        outcomes[child] = outcome.stopped(child, verdict, message, seconds)
+    order_of = {child: place for place, child in enumerate([*in_order, *running])}
+    return [replace(outcomes[child], order=order_of[child]) for child in children]
+
+
+def _started(calls: Sequence[Call], ends: contextlib.ExitStack) -> list[Child]:
+    """A child for each call, begun and without orders. ``ends`` will end them."""
+    for _ in ("with the server there is", "with a new one"):
+        children = [Child(_hear if place == 0 else _hear_of(place)) for place in range(len(calls))]
+        for child, call in zip(children, calls, strict=True):
+            ends.callback(child.end)
+            try:
+                child.ask(_suitable_server(environment(call.environment)))
+            except OSError as error:
+                raise WorkerError(
+                    f"No child process could be started: {error.strerror}.",
+                    "Raise the limits of open files and processes (ulimit -n, ulimit -u), or close some.",
+                ) from error
+        dead = [child for child in children if not child.begun(START_SECONDS)]
+        if not dead:
+            return children
+        for child in children:
+            child.end()
+    raise WorkerError(
+        "The server that starts child processes ended before it could start one."
+        + quoted(dead[0].server.log()),
+        '`python -c "import tensorflow, keras"` shows what is wrong with the installation.',
+    )
 
 
 def _hear(kind: str, value: Any) -> None:
@@ -302,104 +340,11 @@ def _hear(kind: str, value: Any) -> None:
             logger.handle(logging.makeLogRecord(value))
 
 
-def _delivered(child: Child, answer: Mapping[str, Any]) -> Outcome:
-    peak = child.exit.peak_bytes if child.exit else None
-    seconds = answer["seconds"]
-    if answer["value"] is not None:
-        try:
-            value = load(answer["value"])
-        except Exception as trouble:
-            return Outcome(Verdict.BUG, None, trouble, str(trouble), seconds, peak)
-        return Outcome(Verdict.OK, value, None, "", seconds, peak)
-    error: BaseException | None = None
-    if answer["error"] is not None:
-        with contextlib.suppress(Exception):
-            error = load(answer["error"])
-    if error is not None:
-        error.__cause__ = ChildTraceback(answer["traceback"])
-    if answer["out_of_memory"]:
-        lines = answer["traceback"].strip().splitlines()
-        telling = next((line for line in lines if "OOM" in line or "allocate" in line), lines[-1])
-        message = f"It ran out of memory: {telling.strip()[:300]}"
-        return Outcome(Verdict.OUT_OF_MEMORY, None, error, message, seconds, peak)
-    if isinstance(error, CasebookError):
-        message = error.message
-    else:
-        message = answer["traceback"].strip() + quoted(child.printed())
-    return Outcome(Verdict.BUG, None, error, message, seconds, peak)
+def _hear_of(place: int) -> Callable[[str, Any], None]:
+    """What is passed on of a child that others run beside: what somebody should know of."""
 
+    def hear(kind: str, value: Any) -> None:
+        if kind == "log" and value["levelno"] >= logging.WARNING:
+            _hear(kind, {**value, "msg": f"worker {place}: {value['msg']}"})
 
-def _failed(child: Child, verdict: Verdict, message: str, seconds: float) -> Outcome:
-    peak = child.exit.peak_bytes if child.exit else None
-    return Outcome(verdict, None, None, message + quoted(child.printed()), seconds, peak)
-
-
-def _why(exit: Exit | None, printed: str, limited: bool, host_kills: int) -> tuple[Verdict, str]:
-    """The verdict on a child that left without an answer, and a sentence for a person.
-
-    Args:
-        printed: The end of what it printed.
-        limited: It ran under a memory limit.
-        host_kills: Processes that the kernel killed for memory meanwhile.
-    """
-    if exit is None:
-        return Verdict.KILLED, "It could not be heard any more."
-    words = printed.lower()
-    short = any(
-        text in words
-        for text in ("bad_alloc", "out of memory", "cannot allocate memory", "resource_exhausted")
-    )
-    # Under a limit, starting a thread may be what fails first.
-    threads = ("resource temporarily unavailable", "pthread_create() failed")
-    short = short or (limited and any(text in words for text in threads))
-    if exit.code >= 0:
-        if short:
-            return Verdict.OUT_OF_MEMORY, "It ran out of memory."
-        return Verdict.BUG, f"It left with exit code {exit.code} before it could answer."
-    name = signal.Signals(-exit.code).name
-    if short:
-        return Verdict.OUT_OF_MEMORY, f"It ran out of memory and was ended by {name}."
-    if -exit.code == signal.SIGKILL:
-        if host_kills > 0:
-            return Verdict.OUT_OF_MEMORY, "The operating system killed it (SIGKILL): memory ran out."
-        if exit.peak_bytes is not None and exit.peak_bytes > memory()[0] / 4:
-            return Verdict.OUT_OF_MEMORY, "It was killed (SIGKILL): most probably memory ran out."
-    return Verdict.KILLED, f"It was ended by {name}."
-
-
-def _host_kills() -> int:
-    """How often this machine's kernel has killed a process for memory; 0 where it doesn't say."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-# --- what of this process a child gets -------------------------------------------------------
-
-
-def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    variables = {**os.environ, **(extra or {})}
-    # TensorFlow's warnings go to the kept tail, not to the terminal, and one of them says that
-    # memory ran out where oneDNN then dies by SIGSEGV. So they are never turned off.
-    if variables.get("TF_CPP_MIN_LOG_LEVEL", "") not in ("0", "1"):
-        variables["TF_CPP_MIN_LOG_LEVEL"] = "1"
-    return variables
-
-
-def _folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # somebody has removed it
-        return "/"
-
-
-def _log_levels() -> dict[str, int]:
-    """Levels set on loggers here, so that a child sends no record that nobody wants."""
-    named = {
-        name: logger.level
-        for name, logger in list(logging.root.manager.loggerDict.items())
-        if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET
-    }
-    return {"": logging.root.level, **named}
+    return hear

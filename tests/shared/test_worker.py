@@ -11,14 +11,17 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shared import progress, worker
+from shared.children import Exit
 from shared.errors import InputError, WorkerError
 from shared.forked import is_out_of_memory
+from shared.outcome import why
 from shared.worker import Verdict
 
 
@@ -168,6 +171,12 @@ sys.exit("tensorflow" in sys.modules)
     assert "shapes differ" in done.stdout
 
 
+def test_a_value_that_cannot_travel_is_told_with_what_to_return_instead():
+    with pytest.raises(WorkerError, match="lock, cannot leave its child process") as caught:
+        worker.call(threading.Lock)
+    assert "plain data" in caught.value.remedy
+
+
 def test_sys_exit_in_a_child_does_not_end_the_parent():
     with pytest.raises(WorkerError, match="SystemExit"):
         worker.call(lambda: sys.exit(3))
@@ -190,32 +199,39 @@ def test_a_hang_is_stopped_at_its_limit_and_the_place_is_named():
         worker.call(hang, timeout=0.2)
 
 
-def _saves_when_asked(file: Path) -> None:
-    """What the training loop does: at SIGTERM it notes the wish, saves, and raises."""
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-    progress.emit("working", 0)
-    while not asked:
-        time.sleep(0.01)
-    logging.getLogger("casebook.test").warning("saving")
-    progress.emit("saving", 1)
-    time.sleep(0.3)
-    file.write_text("saved")
-    raise SystemExit("saved and left")
+def _saver() -> Callable[[Path], None]:
+    # A function within one travels by value: the child need not import this module, and pytest with it.
+    def save_when_asked(file: Path) -> None:
+        """What the training loop does: at SIGTERM it notes the wish, saves, and raises."""
+        asked = []
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+        progress.emit("working", 0)
+        while not asked:
+            time.sleep(0.01)
+        logging.getLogger("casebook.test").warning("saving")
+        progress.emit("saving", 1)
+        time.sleep(0.3)
+        file.write_text("saved")
+        raise SystemExit("saved and left")
+
+    return save_when_asked
+
+
+save_when_asked = _saver()
 
 
 def test_at_its_limit_a_child_gets_time_to_save(tmp_path: Path, caplog):
     file = tmp_path / "state"
-    outcome = worker.run(_saves_when_asked, file, timeout=0.3, grace=20)
+    outcome = worker.run(save_when_asked, file, timeout=1, grace=20)
     assert outcome.verdict is Verdict.TIMED_OUT
-    assert "_saves_when_asked" in outcome.message  # where it stood at the limit
+    assert "save_when_asked" in outcome.message  # where it stood at the limit
     assert file.read_text() == "saved"
     assert outcome.seconds < 10
     assert "saving" in caplog.messages
 
 
 def test_without_grace_it_is_killed_at_its_limit(tmp_path: Path):
-    assert worker.run(_saves_when_asked, tmp_path / "state", timeout=0.3).verdict is Verdict.TIMED_OUT
+    assert worker.run(save_when_asked, tmp_path / "state", timeout=0.3).verdict is Verdict.TIMED_OUT
     assert not (tmp_path / "state").exists()
 
 
@@ -242,7 +258,7 @@ def test_an_interrupted_caller_hears_on_while_the_child_saves(kind, tmp_path: Pa
             raise kind  # a listener that is broken stays broken
 
     with progress.listening(hear), pytest.raises(kind):
-        worker.run(_saves_when_asked, tmp_path / "state", grace=20)
+        worker.run(save_when_asked, tmp_path / "state", grace=20)
     assert heard == ["working", "saving"]
     assert "saving" in caplog.messages
     assert "A second interruption ends it at once" in caplog.text
@@ -258,7 +274,7 @@ def test_a_second_interruption_kills_at_once_and_so_does_the_first_without_grace
         raise KeyboardInterrupt
 
     with progress.listening(hear), pytest.raises(KeyboardInterrupt):
-        worker.call(_saves_when_asked, tmp_path / "state", grace=grace)
+        worker.call(save_when_asked, tmp_path / "state", grace=grace)
     assert heard == (["working", "saving"] if grace else ["working"])
     assert not (tmp_path / "state").exists()
 
@@ -295,20 +311,20 @@ def test_a_small_process_killed_from_outside_is_not_out_of_memory():
 @pytest.mark.parametrize(
     ("exit", "printed", "limited", "host_kills", "verdict"),
     [
-        (worker.Exit(-9, 1 << 20), "", False, 1, Verdict.OUT_OF_MEMORY),
-        (worker.Exit(-9, 1 << 50), "", False, 0, Verdict.OUT_OF_MEMORY),
-        (worker.Exit(-9, 1 << 20), "", False, 0, Verdict.KILLED),
-        (worker.Exit(-6, None), "terminate called: std::bad_alloc", True, 0, Verdict.OUT_OF_MEMORY),
-        (worker.Exit(-6, None), "pthread_create: Resource temporarily unavailable", True, 0, "out of memory"),
-        (worker.Exit(-6, None), "pthread_create: Resource temporarily unavailable", False, 0, "killed"),
-        (worker.Exit(-6, None), "Thread x creation via pthread_create() failed.", True, 0, "out of memory"),
-        (worker.Exit(-11, None), "", False, 0, Verdict.KILLED),
-        (worker.Exit(1, None), "ImportError", False, 0, Verdict.BUG),
+        (Exit(-9, 1 << 20), "", False, 1, Verdict.OUT_OF_MEMORY),
+        (Exit(-9, 1 << 50), "", False, 0, Verdict.OUT_OF_MEMORY),
+        (Exit(-9, 1 << 20), "", False, 0, Verdict.KILLED),
+        (Exit(-6, None), "terminate called: std::bad_alloc", True, 0, Verdict.OUT_OF_MEMORY),
+        (Exit(-6, None), "pthread_create: Resource temporarily unavailable", True, 0, "out of memory"),
+        (Exit(-6, None), "pthread_create: Resource temporarily unavailable", False, 0, "killed"),
+        (Exit(-6, None), "Thread x creation via pthread_create() failed.", True, 0, "out of memory"),
+        (Exit(-11, None), "", False, 0, Verdict.KILLED),
+        (Exit(1, None), "ImportError", False, 0, Verdict.BUG),
         (None, "", False, 0, Verdict.KILLED),
     ],
 )
 def test_verdict_on_a_child_that_left_without_an_answer(exit, printed, limited, host_kills, verdict):
-    assert worker._why(exit, printed, limited, host_kills)[0] == verdict
+    assert why(exit, printed, limited, host_kills)[0] == verdict
 
 
 def test_memory_limit_of_numpy():
@@ -427,6 +443,88 @@ def test_three_children_at_once():
     for thread in threads:
         thread.join(30)
     assert sorted(outcome.value for outcome in outcomes) == [0, 1, 2]
+
+
+def test_together_all_run_at_the_same_time(tmp_path: Path):
+    def meet(place: int, of: int) -> str:
+        (tmp_path / str(place)).touch()
+        while len(list(tmp_path.iterdir())) < of:
+            time.sleep(0.01)
+        return os.environ["PLACE"]
+
+    calls = [worker.Call(meet, (place,), {"of": 3}, {"PLACE": f"p{place}"}) for place in range(3)]
+    outcomes = worker.together(calls, timeout=60)
+    assert [outcome.value for outcome in outcomes] == ["p0", "p1", "p2"]
+    assert sorted(outcome.order for outcome in outcomes) == [0, 1, 2]
+    assert worker.first_failure(outcomes) is None
+    assert worker.together([]) == []
+
+
+def test_together_only_the_first_is_heard_in_full(caplog):
+    def speak(place: int) -> None:
+        logger = logging.getLogger("casebook.test")
+        logger.info("100 %% of %d", place)
+        logger.warning("careful %d", place)
+        progress.emit(f"epochs of {place}", 1)
+
+    heard = []
+    with progress.listening(heard.append), caplog.at_level(logging.INFO, "casebook.test"):
+        worker.together([worker.Call(speak, (place,)) for place in range(2)], timeout=60)
+    assert [report.label for report in heard] == ["epochs of 0"]
+    assert sorted(caplog.messages) == ["100 % of 0", "careful 0", "worker 1: careful 1"]
+
+
+@pytest.mark.parametrize("how", ["error", "kill"])
+def test_together_the_first_to_fail_is_named_and_the_others_end(how, tmp_path: Path):
+    def ends(place: int) -> str:
+        (tmp_path / str(place)).touch()
+        while len(list(tmp_path.iterdir())) < 3:
+            time.sleep(0.01)
+        if place == 1:
+            if how == "error":
+                raise InputError("Row 7 is damaged.")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if place == 0:
+            time.sleep(0.3)
+            raise RuntimeError("connection to a peer is lost")
+        time.sleep(600)
+        return "never"
+
+    started = time.monotonic()
+    outcomes = worker.together([worker.Call(ends, (place,)) for place in range(3)], timeout=300, linger=1.0)
+    assert time.monotonic() - started < 60
+    assert worker.first_failure(outcomes) == 1
+    assert outcomes[1].verdict is (Verdict.BUG if how == "error" else Verdict.KILLED)
+    assert [outcome.order for outcome in outcomes] == [1, 0, 2]
+    assert "peer is lost" in outcomes[0].message
+    assert outcomes[2].verdict is Verdict.KILLED
+    assert "because worker 1 had failed" in outcomes[2].message
+    assert "in ends" in outcomes[2].message  # where it hung
+
+
+def test_together_have_one_limit_and_time_to_save(tmp_path: Path):
+    calls = [worker.Call(save_when_asked, (tmp_path / str(place),)) for place in range(2)]
+    outcomes = worker.together(calls, timeout=1, grace=20)
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.TIMED_OUT] * 2
+    assert [(tmp_path / str(place)).read_text() for place in range(2)] == ["saved"] * 2
+
+
+def test_together_interrupted_all_get_time_to_save(tmp_path: Path):
+    def hear(report: progress.Progress) -> None:
+        deadline = time.monotonic() + 20
+        while report.label == "working" and len(list(tmp_path.glob("ready-*"))) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if report.label == "working":
+            raise KeyboardInterrupt
+
+    def work(place: int) -> None:
+        threading.Timer(0.1, (tmp_path / f"ready-{place}").touch).start()
+        save_when_asked(tmp_path / str(place))
+
+    with progress.listening(hear), pytest.raises(KeyboardInterrupt):
+        worker.together([worker.Call(work, (place,)) for place in range(2)], grace=20)
+    assert [(tmp_path / str(place)).read_text() for place in range(2)] == ["saved"] * 2
 
 
 def test_two_children_draw_different_random_numbers():

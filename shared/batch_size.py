@@ -8,6 +8,9 @@ can be followed, and tested, with a table of made-up speeds.
 2. Try every other usable precision at the size chosen so far; climb on with one that wins.
 3. Try XLA once, at the size and precision chosen so far.
 
+A size that the person gave is never changed. Where it does not fit into memory, it is tried in
+micro-batches, ever smaller, whose gradients add up to those of the whole batch.
+
 A larger batch learns less from each example (McCandlish et al. 2018), so the smallest size
 within 5% of the fastest is taken, and only one that ran. A setting that is not faster by
 more than the noise of both measurements loses to the simpler one.
@@ -56,6 +59,21 @@ def ladder(count: int, *, largest: int, replicas: int = 1, smallest: int = 8) ->
     while sizes[-1] * 2 <= bound:
         sizes.append(sizes[-1] * 2)
     return [size for size in sizes if size >= smallest] or sizes[-1:]
+
+
+def micro_batches(size: int, replicas: int = 1) -> list[int]:
+    """Numbers of micro-batches that a batch may be cut into, ascending, each at least twice the one before.
+
+    They divide every replica's share, down to one example.
+
+    >>> micro_batches(64), micro_batches(24, replicas=2), micro_batches(20), micro_batches(13)
+    ([2, 4, 8, 16, 32, 64], [2, 4, 12], [2, 4, 10, 20], [13])
+    """
+    share, chosen = size // replicas, [1]
+    for count in range(2, share + 1):
+        if share % count == 0 and count >= 2 * chosen[-1]:
+            chosen.append(count)
+    return chosen[1:]
 
 
 def noise(one: Trial, other: Trial) -> float:
@@ -111,24 +129,26 @@ class Search:
     """One search. :meth:`run` fills ``trials`` and ``reasons``.
 
     Args:
-        measure: ``measure(batch_size, precision, xla, seconds)`` makes one trial within that limit;
-            raises where the trial shows a bug.
+        measure: ``measure(batch_size, precision, xla, seconds, accumulation)`` makes one trial within
+            that limit; raises where the trial shows a bug.
         sizes: The ladder, ascending; a single one where the size is given.
         precisions: Policies to compare, simplest first.
         xla: None tries it at the end; else it is given.
         seconds: Budget of the whole search. The first trial may exceed it: without one there is no plan.
         trial_seconds: Limit of a single trial.
         fastest: See :func:`choose`.
+        cuts: Numbers of micro-batches to try, ascending, where the smallest size does not fit as a whole.
         tell: Called before each trial with a sentence on what is tried, and the best so far.
     """
 
-    measure: Callable[[int, str, bool, float], Trial]
+    measure: Callable[[int, str, bool, float, int], Trial]
     sizes: Sequence[int]
     precisions: Sequence[str]
     xla: bool | None
     seconds: float
     trial_seconds: float
     fastest: bool = False
+    cuts: Sequence[int] = ()
     tell: Callable[[str, Trial | None], None] = lambda what, best: None
     clock: Callable[[], float] = time.monotonic
     trials: list[Trial] = field(default_factory=list)
@@ -147,6 +167,8 @@ class Search:
         simplest, *others = self.precisions
         plain = bool(self.xla)
         self._climb(self.sizes, simplest, plain)
+        if self.trials[0].verdict == "out of memory":
+            self._cut(simplest, plain)
         for precision in others:
             self._other_precision(precision, plain)
         if self.xla is None:
@@ -163,14 +185,15 @@ class Search:
     def _left(self) -> float:
         return self.seconds - (self.clock() - self._started)
 
-    def _try(self, size: int, precision: str, xla: bool) -> Trial:
-        what = f"batch {size}, {precision}{', XLA' if xla else ''}"
+    def _try(self, size: int, precision: str, xla: bool, accumulation: int = 1) -> Trial:
+        cut = f" in {accumulation} micro-batches" if accumulation > 1 else ""
+        what = f"batch {size}{cut}, {precision}{', XLA' if xla else ''}"
         self.tell(f"trying {what}", self._choice())
         limit = self.trial_seconds
         if self._choice() is not None:
             limit = min(limit, max(1.0, self._left()))
         before = self.clock()
-        trial = self.measure(size, precision, xla, limit)
+        trial = self.measure(size, precision, xla, limit, accumulation)
         self._longest = max(self._longest, self.clock() - before)
         self.trials.append(trial)
         return trial
@@ -208,6 +231,13 @@ class Search:
                 )
                 return
 
+    def _cut(self, precision: str, xla: bool) -> None:
+        """Tries the smallest size in ever smaller micro-batches, whatever the budget: so far there is no plan."""
+        for accumulation in self.cuts:
+            trial = self._try(self.sizes[0], precision, xla, accumulation)
+            if trial.verdict != "out of memory":
+                return
+
     def _other_precision(self, precision: str, xla: bool) -> None:
         base = self._choice()
         if base is None:
@@ -215,7 +245,7 @@ class Search:
         if not self._affordable():
             self.reasons.append(f"{precision} was not tried: the budget of {self.seconds:g} s was used up.")
             return
-        trial = self._try(base.batch_size, precision, xla)
+        trial = self._try(base.batch_size, precision, xla, base.accumulation)
         if trial.verdict != "fits":
             self.reasons.append(f"{precision} rejected: {trial.verdict}{_because(trial)}.")
             return
@@ -240,7 +270,7 @@ class Search:
         if self._left() < 3 * self._longest:
             self.reasons.append("XLA left off: the budget did not allow to try it.")
             return
-        trial = self._try(base.batch_size, base.precision, True)
+        trial = self._try(base.batch_size, base.precision, True, base.accumulation)
         if trial.verdict != "fits":
             self.reasons.append(f"XLA rejected: {trial.verdict}{_because(trial)}.")
             return
@@ -257,6 +287,12 @@ class Search:
             self.reasons.append(f"XLA rejected: {where}.")
 
     def _why_this_size(self, chosen: Trial) -> str:
+        if chosen.accumulation > 1:
+            return (
+                f"Batch {chosen.batch_size}, as asked for, in {chosen.accumulation} micro-batches of "
+                f"{chosen.batch_size // chosen.accumulation}: as a whole it ran out of memory. Their gradients "
+                "add up to the batch's; batch normalisation, where the model has it, sees the micro-batches."
+            )
         if len(self.sizes) == 1:
             return f"Batch {chosen.batch_size}: the only size asked for, or that the examples allow; it ran."
         group = self._ran_like(chosen)
@@ -278,7 +314,8 @@ class Search:
         return [t for t in self.trials if (t.precision, t.xla) == setting and t.verdict == "fits"]
 
     def _nothing_ran(self) -> TrainingError:
-        first = self.trials[0]
+        first, last = self.trials[0], self.trials[-1]
+        cut = f", and so it did in {last.accumulation} micro-batches" if last.verdict == first.verdict else ""
         remedy = {
             "out of memory": "Use a smaller model or examples, set a smaller plan.batch_size, or find more memory.",
             "timed out": "Raise plan.trial_seconds, or set plan.batch_size and plan.precision yourself.",
@@ -286,7 +323,7 @@ class Search:
         }.get(first.verdict, "Run with --debug to see what the trial printed.")
         return TrainingError(
             f"No batch size could be trained: batch {first.batch_size} with {first.precision} gave "
-            f"{first.verdict!r}{_because(first)}.",
+            f"{first.verdict!r}{_because(first)}{cut if last.accumulation > 1 else ''}.",
             remedy,
         )
 

@@ -65,7 +65,9 @@ class PlanSection(Section):
     seconds: float = Field(60.0, gt=0, description="Budget of the search in seconds.")
     trial_seconds: float = Field(45.0, gt=0, description="Limit of a single trial in seconds.")
     memory_gb: float | None = Field(
-        None, gt=0, description="Memory limit of a trial on a CPU in GiB; default: what is free."
+        None,
+        gt=0,
+        description="Memory in GiB that a trial, or training, may take on a CPU; default: a trial what is free.",
     )
     learning_rate_rule: Literal["auto", "square-root", "linear", "none"] = Field(
         "auto",

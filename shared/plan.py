@@ -22,7 +22,10 @@ Verdict = Literal["fits", "out of memory", "timed out", "killed", "unsound", "bu
 
 @dataclass(frozen=True)
 class Trial:
-    """One measured candidate. Times in seconds, memory in bytes; None where the trial failed."""
+    """One measured candidate. Times in seconds, memory in bytes; None where the trial failed.
+
+    ``accumulation`` is the number of micro-batches that the batch was cut into.
+    """
 
     batch_size: int
     precision: str
@@ -34,6 +37,7 @@ class Trial:
     compile_seconds: float | None = None
     peak_bytes: int | None = None
     note: str = ""
+    accumulation: int = 1
 
 
 @dataclass(frozen=True)

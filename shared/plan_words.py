@@ -19,11 +19,12 @@ def table(plan: ExecutionPlan) -> list[list[str]]:
 
 
 def _is_chosen(trial: Trial, plan: ExecutionPlan) -> bool:
-    return (trial.batch_size, trial.precision, trial.xla) == (plan.batch_size, plan.precision, plan.xla)
+    mine = (trial.batch_size, trial.accumulation, trial.precision, trial.xla)
+    return mine == (plan.batch_size, plan.accumulation, plan.precision, plan.xla)
 
 
 def cells(trial: Trial, chosen: bool = False) -> list[str]:
-    """The trial's row of the table."""
+    """The trial's row of the table; a batch in micro-batches is told as ``64 (4 x 16)``."""
     speed = step = compiled = memory = ""
     if trial.samples_per_second is not None:
         speed = f"{_three_digits(trial.samples_per_second)} ± {trial.spread or 0.0:.0%}"
@@ -34,8 +35,17 @@ def cells(trial: Trial, chosen: bool = False) -> list[str]:
     if trial.peak_bytes is not None:
         memory = in_bytes(trial.peak_bytes)
     note = "chosen" if chosen and trial.verdict == "fits" else trial.note
-    size, xla = str(trial.batch_size), "on" if trial.xla else "off"
+    size, xla = in_micro_batches(trial.batch_size, trial.accumulation), "on" if trial.xla else "off"
     return [size, trial.precision, xla, trial.verdict, speed, step, compiled, memory, note]
+
+
+def in_micro_batches(size: int, accumulation: int) -> str:
+    """A batch for people.
+
+    >>> in_micro_batches(64, 1), in_micro_batches(64, 4)
+    ('64', '64 (4 x 16)')
+    """
+    return str(size) if accumulation == 1 else f"{size} ({accumulation} x {size // accumulation})"
 
 
 def rate(section: PlanSection, size: int) -> tuple[Literal["square-root", "linear", "none"], float, str]:

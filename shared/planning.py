@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shared import files, fingerprint, lock, mixed_precision, progress, worker
-from shared.batch_size import Search, check_given_size, ladder
+from shared.batch_size import Search, check_given_size, ladder, micro_batches
 from shared.config import AcceleratorSection, PlanSection, TrainSection
 from shared.errors import CasebookError, DeviceError, InputError, TrainingError
 from shared.machine import Machine, machine
@@ -101,6 +102,12 @@ class _Place:
             return [min(self.section.batch_size, self.largest())]
         return ladder(self.facts["count"], largest=self.section.max_batch_size, replicas=replicas)
 
+    def cuts(self) -> list[int]:
+        """Numbers of micro-batches to try where the size that was asked for does not fit as a whole."""
+        if not isinstance(self.section.batch_size, int):
+            return []
+        return micro_batches(self.sizes()[0], self.facts["replicas"])
+
     def largest(self) -> int:
         """The largest batch of training: no larger than the data, and shared equally by the replicas."""
         replicas = self.facts["replicas"]
@@ -133,6 +140,12 @@ class _Place:
             return int(self.section.memory_gb * 2**30)
         return self.machine.memory_available_bytes
 
+    def room(self) -> int:
+        """Bytes of memory that training may take on this host."""
+        free = self.machine.memory_available_bytes
+        limit = self.memory_limit()
+        return free if limit is None else min(free, limit)
+
     def fingerprint(self) -> str:
         here, facts = self.machine, self.facts
         return fingerprint.of(
@@ -153,7 +166,7 @@ class _Place:
 
 
 def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
-    free = here.machine.memory_available_bytes
+    free = here.room()
     base = ExecutionPlan(
         device=here.facts["device"],
         device_name=here.facts["device_name"],
@@ -183,6 +196,7 @@ def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
         seconds=here.section.seconds,
         trial_seconds=here.section.trial_seconds,
         fastest=here.section.batch_size == "max-throughput",
+        cuts=here.cuts(),
     )
     total = len(search.sizes) + len(precisions) - 1 + (search.xla is None)
     search.tell = lambda what, best: _tell(what, best, len(search.trials), total)
@@ -190,8 +204,8 @@ def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
     try:
         chosen = search.run()
     except TrainingError:
-        if here.given and search.trials and search.trials[0].verdict == "timed out":
-            return _unmeasured(base, search.trials[0], here)
+        if here.given and search.trials and search.trials[-1].verdict == "timed out":
+            return _unmeasured(base, search.trials, here)
         raise
     seconds = search.clock() - began
     details = trials.details[chosen]
@@ -202,6 +216,7 @@ def _searched(recipe: Recipe, here: _Place, name: str) -> ExecutionPlan:
         precision=chosen.precision,
         xla=chosen.xla,
         batch_size=chosen.batch_size,
+        accumulation=chosen.accumulation,
         steps_per_call=details["steps_per_call"],
         learning_rate_rule=rule,
         learning_rate_factor=factor,
@@ -224,8 +239,10 @@ class _Trials:
     simplest: str
     details: dict[Trial, dict[str, Any]] = field(default_factory=dict)
 
-    def __call__(self, size: int, precision: str, xla: bool, seconds: float) -> Trial:
-        settings = replace(self.base, batch_size=size, precision=precision, xla=xla).to_dict()
+    def __call__(self, size: int, precision: str, xla: bool, seconds: float, accumulation: int) -> Trial:
+        settings = replace(
+            self.base, batch_size=size, precision=precision, xla=xla, accumulation=accumulation
+        ).to_dict()
         outcome = worker.run(
             measure,
             self.recipe,
@@ -239,7 +256,7 @@ class _Trials:
             optional = precision != self.simplest or (xla and self.here.section.xla == "auto")
             if not optional or isinstance(outcome.error, DeviceError):
                 raise _as_error(outcome, f"The trial with batch {size} and {precision}")
-        trial = _trial(size, precision, xla, outcome)
+        trial = _trial(outcome, size, precision, xla, accumulation)
         self.details[trial] = outcome.value or {}
         log.info("%s", " ".join(cells(trial)))
         return trial
@@ -254,19 +271,20 @@ _VERDICTS: dict[worker.Verdict, Verdict] = {
 }
 
 
-def _trial(size: int, precision: str, xla: bool, outcome: Outcome) -> Trial:
+def _trial(outcome: Outcome, size: int, precision: str, xla: bool, accumulation: int) -> Trial:
+    def ended(verdict: Verdict, note: str) -> Trial:
+        return Trial(
+            size, precision, xla, verdict, peak_bytes=outcome.peak_bytes, note=note, accumulation=accumulation
+        )
+
     if isinstance(outcome.error, TrainingError):
-        return Trial(
-            size, precision, xla, "unsound", peak_bytes=outcome.peak_bytes, note=outcome.error.message
-        )
+        return ended("unsound", outcome.error.message)
     if outcome.verdict is not worker.Verdict.OK:
-        note = last_words(outcome) if outcome.verdict is worker.Verdict.BUG else first_line(outcome.message)
-        return Trial(
-            size, precision, xla, _VERDICTS[outcome.verdict], peak_bytes=outcome.peak_bytes, note=note
-        )
+        bug = outcome.verdict is worker.Verdict.BUG
+        return ended(_VERDICTS[outcome.verdict], last_words(outcome) if bug else first_line(outcome.message))
     value = outcome.value
     if not value["sound"]:
-        return Trial(size, precision, xla, "unsound", note="the loss was NaN or Inf within a few steps")
+        return ended("unsound", "the loss was NaN or Inf within a few steps")
     return Trial(
         size,
         precision,
@@ -277,6 +295,7 @@ def _trial(size: int, precision: str, xla: bool, outcome: Outcome) -> Trial:
         step_seconds=value["step_seconds"],
         compile_seconds=value["compile_seconds"],
         peak_bytes=value["peak_bytes"],
+        accumulation=accumulation,
     )
 
 
@@ -292,20 +311,23 @@ def _as_error(outcome: Outcome, what: str) -> CasebookError:
     return error
 
 
-def _unmeasured(base: ExecutionPlan, trial: Trial, here: _Place) -> ExecutionPlan:
-    """What the person asked for in every point, although the trial did not end in time."""
+def _unmeasured(base: ExecutionPlan, trials: Sequence[Trial], here: _Place) -> ExecutionPlan:
+    """What the person asked for in every point, although the last of ``trials`` did not end in time."""
+    trial = trials[-1]
     rule, factor, why_rate = rate(here.section, trial.batch_size)
+    cut = f", in {trial.accumulation} micro-batches" if trial.accumulation > 1 else ""
     return replace(
         base,
         precision=trial.precision,
         xla=trial.xla,
         batch_size=trial.batch_size,
+        accumulation=trial.accumulation,
         learning_rate_rule=rule,
         learning_rate_factor=factor,
-        trials=(trial,),
+        trials=tuple(trials),
         reasons=(
-            f"Batch {trial.batch_size} and {trial.precision} as asked for, not measured: the trial was stopped "
-            f"at its limit of {here.section.trial_seconds:g} s (plan.trial_seconds).",
+            f"Batch {trial.batch_size}{cut} and {trial.precision} as asked for, not measured: the trial was "
+            f"stopped at its limit of {here.section.trial_seconds:g} s (plan.trial_seconds).",
             why_rate,
         ),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from shared.batch_size import Search, check_given_size, choose, ladder, noise
+from shared.batch_size import Search, check_given_size, choose, ladder, micro_batches, noise
 from shared.errors import InputError, TrainingError
 from shared.plan import Trial
 
@@ -80,16 +82,17 @@ class Machine:
         self.asked: list[tuple] = []
         self.limits: list[float] = []
 
-    def __call__(self, size: int, precision: str, xla: bool, limit: float) -> Trial:
-        self.asked.append((size, precision, xla))
+    def __call__(self, size: int, precision: str, xla: bool, limit: float, accumulation: int) -> Trial:
+        cut = () if accumulation == 1 else (accumulation,)
+        self.asked.append((size, precision, xla, *cut))
         self.limits.append(limit)
         self.now += min(self.seconds, limit)
-        answer = self.table[(size, precision, xla)]
+        answer = self.table[(size, precision, xla, *cut)]
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, str):
-            return Trial(size, precision, xla, answer)
-        return ran(size, answer, precision, xla)
+            return Trial(size, precision, xla, answer, accumulation=accumulation)
+        return replace(ran(size, answer, precision, xla), accumulation=accumulation)
 
     def search(self, sizes, precisions=("float32",), xla: bool | None = False, **options) -> Search:
         settings = {"seconds": 60.0, "trial_seconds": 45.0, **options}
@@ -202,6 +205,48 @@ def test_a_search_in_which_nothing_ran_is_an_error(verdict, remedy):
     with pytest.raises(TrainingError, match="batch 8 with float32 gave") as caught:
         Machine(plain(verdict)).search([8, 16]).run()
     assert remedy in caught.value.remedy
+
+
+def test_a_given_batch_that_does_not_fit_is_cut_until_it_does():
+    full, other = (64, "float32", False), (64, "mixed_float16", False)
+    table = {full: "out of memory", (*full, 2): "out of memory", (*full, 4): 100, (*other, 4): 150}
+    machine = Machine(table, seconds=40)
+    search = machine.search([64], ["float32", "mixed_float16"], cuts=[2, 4, 8], seconds=200)
+    chosen = search.run()
+    assert (chosen.batch_size, chosen.accumulation, chosen.precision) == (64, 4, "mixed_float16")
+    assert machine.asked == list(table)
+    assert "Batch 64, as asked for, in 4 micro-batches of 16: as a whole it ran out of memory" in reasons(
+        search
+    )
+    assert "batch normalisation" in reasons(search)
+
+
+def test_cutting_goes_on_when_the_budget_is_spent_and_ends_at_another_verdict():
+    full = (64, "float32", False)
+    table = {full: "out of memory", (*full, 2): "out of memory", (*full, 4): 100}
+    assert Machine(table, seconds=40).search([64], cuts=[2, 4], seconds=60).run().accumulation == 4
+    table[(*full, 2)] = "timed out"
+    machine = Machine(table)
+    with pytest.raises(TrainingError, match="batch 64 with float32 gave 'out of memory'"):
+        machine.search([64], cuts=[2, 4]).run()
+    assert machine.asked[-1] == (*full, 2)
+
+
+def test_a_batch_that_fits_in_no_micro_batches_is_an_error_that_says_so():
+    full = (8, "float32", False)
+    table = {full: "out of memory", (*full, 2): "out of memory", (*full, 4): "out of memory"}
+    with pytest.raises(TrainingError, match="and so it did in 4 micro-batches") as caught:
+        Machine(table).search([8], cuts=[2, 4]).run()
+    assert "smaller model" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("size", "replicas", "counts"),
+    [(16, 1, [2, 4, 8, 16]), (16, 4, [2, 4]), (12, 1, [2, 4, 12]), (7, 1, [7]), (6, 2, [3]), (4, 4, [])],
+)
+def test_micro_batches_are_equal_shares_of_every_replica(size, replicas, counts):
+    assert micro_batches(size, replicas) == counts
+    assert all(size % (replicas * count) == 0 for count in counts)
 
 
 def test_what_is_tried_is_told_with_the_best_so_far():

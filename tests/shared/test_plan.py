@@ -184,21 +184,37 @@ def test_examples_that_do_not_fit_are_streamed_in_the_trial_too(monkeypatch):
     assert any("reading is too slow to try" in reason for reason in found.reasons)
 
 
+def hungry():
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.layers.Input((3,)),
+            keras.layers.Dense(4),
+            keras.layers.Lambda(lambda x: keras.ops.repeat(x, 1 << 19, axis=1)),  # 8 MB an example
+            keras.layers.Activation("tanh"),
+            keras.layers.Lambda(lambda x: keras.ops.mean(x, axis=1, keepdims=True)),
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_a_given_batch_that_does_not_fit_is_planned_in_micro_batches():
+    section = PlanSection(batch_size=64, precision="float32", memory_gb=0.6, seconds=200)
+    found = plan.search(hungry, data, loss=loss, section=section)
+    assert found.measured
+    assert found.batch_size == 64
+    assert found.trials[0].verdict == "out of memory"
+    assert found.accumulation == found.trials[-1].accumulation > 1
+    row = plan.table(found)[-1]
+    assert row[0] == f"64 ({found.accumulation} x {64 // found.accumulation})"
+    assert (row[3], row[-1]) == ("fits", "chosen")
+    assert f"in {found.accumulation} micro-batches" in found.reasons[0]
+    assert ExecutionPlan.from_dict(found.to_dict()) == found
+
+
 @pytest.mark.slow
 def test_memory_ends_the_climb():
-    def hungry():
-        import keras
-
-        return keras.Sequential(
-            [
-                keras.layers.Input((3,)),
-                keras.layers.Dense(4),
-                keras.layers.Lambda(lambda x: keras.ops.repeat(x, 1 << 19, axis=1)),  # 8 MB an example
-                keras.layers.Activation("tanh"),
-                keras.layers.Lambda(lambda x: keras.ops.mean(x, axis=1, keepdims=True)),
-            ]
-        )
-
     section = PlanSection(precision="float32", xla="off", memory_gb=0.4, seconds=100)
     found = plan.search(hungry, data, loss=loss, section=section)
     assert found.trials[-1].verdict == "out of memory"

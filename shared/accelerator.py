@@ -11,7 +11,6 @@ a GPU's memory is given back only when the process ends (tensorflow#36465).
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import subprocess
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared import lock, placement
+from shared import cluster, lock, placement
 from shared.config import AcceleratorSection
 from shared.errors import DeviceError
 from shared.machine import Gpu, Machine, machine
@@ -92,7 +91,7 @@ def resolve(section: AcceleratorSection) -> str:
     gpus = len(tf.config.list_physical_devices("GPU"))
     wanted = section.device
     if wanted == "auto":
-        if os.environ.get("TF_CONFIG"):
+        if cluster.announced():
             return "workers"
         if tpu_announced():
             return "tpu"
@@ -105,7 +104,7 @@ def resolve(section: AcceleratorSection) -> str:
             GPU_REMEDY if not gpus else "Take accelerator.device = gpu.",
         )
     if wanted == "workers":
-        cluster_of_workers()
+        cluster.of_environment()
     return wanted
 
 
@@ -122,29 +121,6 @@ def _no_gpu(what: str) -> str:
 def tpu_announced() -> bool:
     """Whether this machine says that it has a TPU. Asking TensorFlow instead can hang for ever."""
     return bool(os.environ.get("TPU_NAME")) or any(Path("/dev").glob("accel[0-9]*"))
-
-
-def cluster_of_workers() -> dict[str, Any]:
-    """The cluster that TF_CONFIG describes.
-
-    Raises:
-        DeviceError: TF_CONFIG is missing or is not what TensorFlow expects.
-    """
-    text = os.environ.get("TF_CONFIG", "")
-    example = (
-        "TF_CONFIG="
-        '\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}\''
-    )
-    if not text:
-        raise DeviceError("Workers were asked for, but TF_CONFIG is not set.", f"Set it on each: {example}.")
-    try:
-        config = json.loads(text)
-        workers, task = config["cluster"]["worker"], config["task"]
-        if not 0 <= int(task["index"]) < len(workers):
-            raise ValueError(f"task index {task['index']} of {len(workers)} workers")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DeviceError(f"TF_CONFIG cannot be used: {error!r}.", f"It looks like {example}.") from error
-    return dict(config)
 
 
 @contextlib.contextmanager
@@ -170,8 +146,22 @@ def opened(section: AcceleratorSection, *, plan: ExecutionPlan | None = None) ->
                 f"The plan is for {plan.replicas} replicas, this device has {accelerator.replicas}.",
                 "Plan again with --plan.replan true.",
             )
-        yield accelerator
-        # Nothing to close: a device's memory goes with its process.
+        try:
+            yield accelerator
+        finally:
+            _close(accelerator)
+
+
+def _close(accelerator: Accelerator) -> None:
+    """Gives a TPU back to its system. Any other device's memory goes with its process."""
+    if accelerator.device != "tpu":
+        return
+    import tensorflow as tf
+
+    try:
+        tf.tpu.experimental.shutdown_tpu_system(accelerator.strategy.cluster_resolver)
+    except Exception as error:  # the work is done; a TPU that is gone cannot be closed
+        log.warning("The TPU system could not be shut down: %s", error)
 
 
 def _open(device: str, section: AcceleratorSection) -> Accelerator:
@@ -185,8 +175,9 @@ def _open(device: str, section: AcceleratorSection) -> Accelerator:
         strategy = _tpu_strategy(section)
     elif device == "workers":
         _grow_memory()
-        timeout = tf.distribute.experimental.CommunicationOptions(timeout_seconds=600)
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=timeout)
+        # Without a limit a worker that is silent keeps the others waiting for ever.
+        patience = tf.distribute.experimental.CommunicationOptions(timeout_seconds=section.worker_seconds)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=patience)
     elif device == "gpus":
         _grow_memory()
         strategy = tf.distribute.MirroredStrategy()
@@ -272,7 +263,7 @@ def _name(device: str, section: AcceleratorSection) -> str:
         return names[0]
     if device == "gpus":
         return f"{len(names)} x {names[0]}"
-    return f"{len(cluster_of_workers()['cluster']['worker'])} workers, here {here.gpus[0].name if here.gpus else cores}"
+    return f"{cluster.of_environment().size} workers, each {here.gpus[0].name if here.gpus else cores}"
 
 
 def probe(section: AcceleratorSection) -> Probe:

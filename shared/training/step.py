@@ -102,8 +102,7 @@ class Stepper:
         self._trainable = list(model.trainable_variables)
         # Each replica moves batch normalisation's statistics by its own share of the batch.
         several = self.strategy.num_replicas_in_sync > 1
-        floats = [v for v in model.non_trainable_variables if str(v.dtype) in ("float32", "float64")]
-        self._statistics = floats if several else []
+        self._statistics = moving_statistics(model) if several else []
         self._problem: CasebookError | None = None
         self._steps = tf.function(self._many)
 
@@ -151,7 +150,8 @@ class Stepper:
         the numbers.
         """
         context = tf.distribute.get_replica_context()
-        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, [v.value for v in self._statistics])
+        values = [tf.identity(v.value) for v in self._statistics]
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
         for variable, mean in zip(self._statistics, means, strict=True):
             variable.assign(mean)
 
@@ -256,6 +256,15 @@ class Stepper:
     def _refuse(self, message: str, remedy: str) -> None:
         self._problem = TrainingError(message, remedy)
         raise self._problem
+
+
+def moving_statistics(model: keras.Model) -> list[Any]:
+    """Variables that the forward pass moves, such as batch normalisation's; not frozen weights."""
+    found = []
+    for layer in model._flatten_layers():
+        if layer.trainable:  # a frozen batch normalisation runs in inference
+            found += [v for v in layer._non_trainable_variables if str(v.dtype) in ("float32", "float64")]
+    return found
 
 
 def make_stepper(

@@ -200,14 +200,14 @@ def hungry():
 
 @pytest.mark.slow
 def test_a_given_batch_that_does_not_fit_is_planned_in_micro_batches():
-    section = PlanSection(batch_size=64, precision="float32", memory_gb=0.6, seconds=200)
+    section = PlanSection(batch_size=16, precision="float32", memory_gb=0.3, trial_seconds=200)
     found = plan.search(hungry, data, loss=loss, section=section)
     assert found.measured
-    assert found.batch_size == 64
+    assert found.batch_size == 16
     assert found.trials[0].verdict == "out of memory"
     assert found.accumulation == found.trials[-1].accumulation > 1
     row = plan.table(found)[-1]
-    assert row[0] == f"64 ({found.accumulation} x {64 // found.accumulation})"
+    assert row[0] == f"16 ({found.accumulation} x {16 // found.accumulation})"
     assert (row[3], row[-1]) == ("fits", "chosen")
     assert f"in {found.accumulation} micro-batches" in found.reasons[0]
     assert ExecutionPlan.from_dict(found.to_dict()) == found

@@ -170,19 +170,15 @@ def learning_curves(history: Sequence[Mapping[str, Any]], most: int = 8) -> tupl
                 axes.set_title(f"fold {fold}" if fold else "", fontsize=9, color=INK, loc="left")
             if column == 0:
                 axes.set_ylabel(name, fontsize=9, color=MUTED)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     members = len({row.get("member") for row in history})
     caption = "Thick: validation, thin: training. " + (f"A colour a member ({members}). " * (members > 1))
     caption += "The dot is the best epoch of the loss of validation. A dotted line ends a phase."
     if len(folds) > len(shown):
         caption += f" The newest {len(shown)} of {len(folds)} folds are drawn."
-    return data_uri(buffer.getvalue(), "image/svg+xml"), caption
+    return _drawn(figure), caption
 
 
 def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     axes.set_visible(True)
     for number, member in enumerate(dict.fromkeys(row.get("member") for row in rows)):
         mine = [row for row in rows if row.get("member") == member]
@@ -201,11 +197,70 @@ def _panel(axes: Any, rows: Sequence[Mapping[str, Any]], name: str) -> None:
         for position in range(1, len(mine)):
             if mine[position].get("phase") != mine[position - 1].get("phase"):
                 axes.axvline(position + 0.5, color=MUTED, linewidth=0.8, linestyle=":")
+    _plain(axes)
+
+
+def _plain(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.tick_params(labelsize=8, colors=MUTED, length=0)
     axes.grid(True, color=GRID, linewidth=0.7)
     axes.spines[:].set_visible(False)
+
+
+_USE: dict[str, dict[str, str]] = {
+    "samples a second": {"samples_per_second": "training"},
+    "share": {
+        "input_bound_share": "waiting for input",
+        "cpu_share": "CPU, this process",
+        "machine_share": "CPU, all processes",
+        "gpu_share": "GPU",
+    },
+    "memory, GiB": {"host_memory_gb": "this process", "host_free_gb": "free", "gpu_memory_gb": "GPU"},
+}
+"""Panels of :func:`use_curves`: what is drawn in each, by its name in the history."""
+
+
+def use_curves(history: Sequence[Mapping[str, Any]], most: int = 400) -> tuple[str, str] | None:
+    """Throughput, shares and memory over all epochs of the run, in the order they were trained.
+
+    Args:
+        history: Rows of epochs, with ``fold`` and ``member``; each may lack any of the numbers.
+        most: Points drawn of a line; of more epochs every second, third, ...
+
+    Returns:
+        A data URI (SVG) and its caption, or None where there is no number.
+    """
+    has = {
+        title: [key for key in keys if any(_finite(row.get(key)) for row in history)]
+        for title, keys in _USE.items()
+    }
+    panels = {title: keys for title, keys in has.items() if keys}
+    if not panels:
+        return None
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.0, 3.5 * len(panels)), 2.5), layout="constrained")
+    FigureCanvasSVG(figure)
+    every = slice(None, None, -(-len(history) // most))
+    epochs = np.arange(1, len(history) + 1)[every]
+    for axes, (title, keys) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        for key, colour in zip(keys, _COLOURS, strict=False):
+            values = [_value(row.get(key)) for row in history[every]]
+            marker = {"marker": "o", "markersize": 3} if len(values) == 1 else {}
+            axes.plot(epochs, values, color=colour, linewidth=1.4, label=_USE[title][key], **marker)
+        axes.set_ylim(0, 1 if title == "share" else None)
+        if len(keys) > 1:
+            axes.legend(fontsize=7, frameon=False, labelcolor=MUTED)
+        axes.set_title(title, fontsize=9, color=INK, loc="left")
+        _plain(axes)
+    caption = "Over all epochs of the run, in the order they were trained"
+    return _drawn(figure), caption + (f"; one of {every.step} is drawn." if every.step > 1 else ".")
 
 
 def _measured(history: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -222,6 +277,12 @@ def _finite(value: Any) -> bool:
 
 def _value(value: Any) -> float:
     return float(value) if _finite(value) else float("nan")
+
+
+def _drawn(figure: Any) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    return data_uri(buffer.getvalue(), "image/svg+xml")
 
 
 def data_uri(content: bytes, kind: str) -> str:

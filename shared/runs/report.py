@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shared import files, words
 from shared.runs import report_parts as parts
 from shared.runs.report_parts import View
+from shared.runs.report_training import training
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,7 +61,7 @@ def view(folder: Path) -> View:
         "verdict": lambda: parts.verdict(manifest, gate),
         "data": lambda: parts.data(card),
         "split": lambda: parts.split(read("folds.json", list)),
-        "training": lambda: parts.training(_lines(folder / "history.jsonl"), read("steps/train.json")),
+        "training": lambda: training(folder, _lines(folder / "history.jsonl"), read("steps/train.json")),
         "comparison": lambda: parts.comparison(metrics),
         "field": lambda: parts.field(folder, evaluation),
         "guards": lambda: parts.rows(metrics.get("guards"), "name", "passed", "detail", "fold", "key"),

@@ -127,30 +127,6 @@ def split(folds: Sequence[Mapping[str, Any]] | None) -> View | None:
     return {"rows": rows, "timeline": figures.timeline(folds), "grouped": any(row["groups"] for row in rows)}
 
 
-def training(history: Sequence[Mapping[str, Any]], trained: Mapping[str, Any]) -> View | None:
-    if not history:
-        return None
-    drawn = figures.learning_curves(history)
-    members = [
-        {
-            "fold": member.get("fold"),
-            "seed": member.get("seed"),
-            "epochs": member.get("epochs"),
-            "phases": ", ".join(
-                f"{p['name']} {p['epochs']} ({p['stopped']})" for p in member.get("phases") or ()
-            ),
-            "best": member.get("best") or {},
-            "seconds": member.get("seconds"),
-            "rate": member.get("samples_per_second"),
-            "waiting": member.get("input_bound_share"),
-        }
-        for member in trained.get("reports") or ()
-    ]
-    # One line, of the model that waited longest: the others say the same in other numbers.
-    worst = max(trained.get("reports") or [{}], key=lambda member: member.get("input_bound_share") or 0.0)
-    return {"curves": drawn, "members": members[:ROWS_SHOWN], "advice": worst.get("advice")}
-
-
 def comparison(metrics: Mapping[str, Any]) -> View | None:
     """Rows with the places of their intervals on two axes: the score, and the model's lead."""
     comparison = metrics.get("comparison")

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
 from shared import files
 
 log = logging.getLogger("casebook.training")
@@ -48,6 +46,8 @@ class Profile:
     def before_call(self, number: int) -> None:
         if self._done or self._running or number < self.first:
             return
+        import tensorflow as tf  # not at the top: the report reads summaries without it
+
         try:
             tf.profiler.experimental.start(str(self.folder))
         except (tf.errors.OpError, OSError) as error:
@@ -64,6 +64,8 @@ class Profile:
         """Writes what was profiled so far; call it where training ends, however it ends."""
         if not self._running or self.folder is None:
             return
+        import tensorflow as tf
+
         self._running, self._done = False, True
         try:
             tf.profiler.experimental.stop()

@@ -81,8 +81,12 @@ def run(tmp_path: Path) -> Path:
     )
     files.write_json(folder / "plan.json", plan.to_dict())
     rows = [{"fold": "only", "member": m, "phase": "head" if e < 2 else "fine-tune", "epoch": e + 1,
-             "loss": 1 / (e + 1), "val_loss": 1.2 / (e + 1), "val_AUROC": 0.5 + e / 20}
+             "loss": 1 / (e + 1), "val_loss": 1.2 / (e + 1), "val_AUROC": 0.5 + e / 20,
+             "samples_per_second": 900.0, "input_bound_share": 0.1, "cpu_share": 0.9, "host_memory_gb": 1.5}
             for m in (0, 1) for e in range(4)]  # fmt: skip
+    rows.insert(
+        0, {"fold": "only", "member": 0, "kind": "step", "phase": "head", "epoch": 1, "step": 100, "loss": 1}
+    )
     files.write_text(folder / "history.jsonl", "\n".join(json.dumps(row) for row in rows) + "\n")
     files.write_json(folder / "metrics.json", {
         "score": {"name": "AUROC"}, "comparison": compared.to_dict(), "evaluation": asdict(evaluation),
@@ -180,8 +184,9 @@ NAMES = (
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Without learning curves, which take most of a page's time."""
+    """Without curves, which take most of a page's time."""
     monkeypatch.setattr(figures, "learning_curves", lambda history: None)
+    monkeypatch.setattr(figures, "use_curves", lambda history: None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -223,6 +228,43 @@ def test_the_advice_is_of_the_model_that_waited_longest(run):
     assert "60% is waiting." in text
     assert "40% is waiting." not in text
     assert "Every model" in text
+
+
+def test_lines_of_steps_are_no_epochs(run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "learning_curves", lambda history: drawn.append(history))
+    monkeypatch.setattr(figures, "use_curves", lambda history: drawn.append(history))
+    page_of(run)
+    assert [len(rows) for rows in drawn] == [8, 8]
+
+
+def test_use_of_the_machine_is_drawn_as_far_as_it_was_sampled(run):
+    assert "in the order they were trained" in Reader(page_of(run)).text
+    row = {"fold": "a", "member": 0, "phase": "fit", "epoch": 1, "loss": 0.5}
+    assert figures.use_curves([row, {**row, "cpu_share": None}]) is None
+    drawn = [{**row, "samples_per_second": 9.0}, {**row, "gpu_share": 0.5}, {**row, "host_memory_gb": 2.0}]
+    uri, caption = figures.use_curves(drawn)
+    assert uri.startswith("data:image/svg+xml;base64,")
+    assert caption.endswith("trained.")
+    assert figures.use_curves(drawn * 300)[1].endswith("one of 3 is drawn.")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_profiles_are_named_with_where_the_time_went(run):
+    train = run / "steps" / "train.json"
+    folder = run / "work" / "fold-0" / "seed-0"
+    files.write_json(train, {"members": [[str(folder), str(run.parent / "elsewhere")]], "reports": []})
+    for phase in ("head", "all"):
+        files.write_text(folder / "profile" / phase / "plugins" / "profile" / "now" / "host.xplane.pb", "")
+    ops = [{"name": f"MatMul {EVIL}", "share": 0.613}]
+    found = {"where": "host", "ops": ops, "input_seconds": 0.25}
+    files.write_json(folder / "profile" / "head" / "summary.json", found)
+    text = " ".join(Reader(page_of(run)).text.split())
+    assert f"work/fold-0/seed-0/profile/head: MatMul {EVIL} 61% of the time of ops; 0.2 s waiting" in text
+    assert "work/fold-0/seed-0/profile/all" in text
+    for damaged in ("[]", '{"ops": [{}]}', '{"ops": 3}', "{"):
+        (folder / "profile" / "head" / "summary.json").write_text(damaged)
+        assert "work/fold-0/seed-0/profile/head" in Reader(page_of(run)).text
 
 
 def test_a_damaged_history_is_said(run):

@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 FLOWS = """
 import logging, os, time
 import pipelines.prefect_setup  # as pipelines.tasks does
-from prefect import flow
+from prefect import flow, task
+from shared import worker
 
 def note(text):
     with open(os.environ["TOY_LOG"], "a") as log:
@@ -43,7 +44,20 @@ def train(config: dict | None = None, run: str | None = None) -> dict:
 @flow(name="toy-predict")
 def predict(source: str, config: dict | None = None, out: str | None = None) -> dict:
     note(f"predict {source}")
+    train_in_a_child()
     return {}
+
+@task
+def train_in_a_child() -> None:
+    def training():
+        import keras, tensorflow as tf
+        from shared.training import fit
+        def model():
+            return keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        def data():
+            return tf.data.Dataset.from_tensor_slices((tf.ones([64, 2]), tf.ones([64, 1])))
+        fit(model, data, loss=keras.losses.mean_squared_error, epochs=2, validation_fn=data)
+    worker.call(training)
 """
 
 DOMAIN = """
@@ -198,6 +212,18 @@ def test_a_schedule_of_seconds_fires_twice_and_a_flow_is_triggered_by_hand(start
         lambda: any("epoch 1: loss 0.5" in line["message"] for line in serving.api("logs/filter", limit=200)),
         seconds=20,
     )
+    # So are the epochs of a real training, which runs in a child of a task's thread.
+    (run,) = serving.api("flow_runs/filter", flows={"name": {"any_": ["toy-predict"]}})
+    epochs = serving.wait(
+        lambda: [
+            line
+            for line in serving.api("logs/filter", logs={"flow_run_id": {"any_": [run["id"]]}}, limit=200)
+            if line["message"].startswith("fit: epoch 2/2 loss ")
+        ]
+    )
+    assert [line["name"] for line in epochs] == ["casebook.training"], "once"
+    assert "val_loss" in epochs[0]["message"]
+    assert epochs[0]["task_run_id"] is not None
     assert serving.stop() == 0
     assert "Traceback" not in serving.said()
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import WorkerError
-from shared.forked import HEAD, VALUE
 from shared.forkserver import BEGUN, REFUSED, STATUS, kill
+from shared.messages import HEAD, TALK, VALUE, Incoming
 from shared.parcel import load
 from shared.server import TAIL_BYTES, Server, quoted
 
@@ -60,7 +60,6 @@ class Child:
         self._hear = hear
         self._value: memoryview | None = None
         self.leave_by = math.inf
-        self._incoming: list[bytes | memoryview] = []
         self._reports: list[bytes] = []
         self._printed = bytearray()
         self._open = contextlib.ExitStack()
@@ -70,6 +69,7 @@ class Child:
         self.server = server
         self._talk, theirs = socket.socketpair()
         self._open.callback(self._talk.close)
+        self._incoming = Incoming(self._talk)
         with theirs, contextlib.ExitStack() as here:
             self._status, status = os.pipe()
             self._open.callback(os.close, self._status)
@@ -105,7 +105,7 @@ class Child:
         """Sends the orders. Where that fails the child has left, and its exit says why."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             self._talk.settimeout(timeout)
-            self._talk.sendall(HEAD.pack(len(orders), 0))
+            self._talk.sendall(HEAD.pack(len(orders), TALK))
             self._talk.sendall(orders)
         self._talk.setblocking(False)
 
@@ -194,46 +194,30 @@ class Child:
     def _read_talk(self, again: bool = True) -> bool:
         """Takes what has come; False when the stream has ended, or (not ``again``) is empty."""
         try:
-            # One call into C: a Ctrl-C falls before or after it, and takes no bytes out of the stream.
-            self._incoming.extend(map(self._talk.recv, (1 << 20,)))
+            goes_on = self._incoming.read()
         except BlockingIOError:
             return again
         except ConnectionError:
             return False
-        if not self._incoming[-1]:
-            return False
-        while (message := self._first_message()) is not None:
+        message = self._incoming.message
+        if message is not None:
             what, body = message
             try:
                 if what == VALUE:
                     self._value = body
-                    continue
-                kind, value = load(body)
-                if kind == "answer":
-                    self.leave_by = time.monotonic() + LEAVE_SECONDS
-                    self.answer = value
                 else:
-                    self._hear(kind, value)
+                    self._take(*load(body))
             finally:
-                # Also where the listener raises: what was half heard must not be read as a length.
-                self._incoming[0] = self._incoming[0][HEAD.size + len(body) :]
-        return True
+                # Also where the listener raises: it is told everything once at most.
+                self._incoming.drop()
+        return goes_on
 
-    def _first_message(self) -> tuple[int, memoryview] | None:
-        """The first message and its kind, where it is here in full."""
-        size = sum(map(len, self._incoming))
-        if size < HEAD.size:
-            return None
-        if len(self._incoming[0]) < HEAD.size:
-            self._incoming[:] = [b"".join(self._incoming)]
-        length, what = HEAD.unpack_from(self._incoming[0])
-        if size < HEAD.size + length:
-            return None
-        if len(self._incoming) > 1:
-            self._incoming[:] = [b"".join(self._incoming)]
-        first = memoryview(self._incoming[0])
-        self._incoming[0] = first
-        return what, first[HEAD.size : HEAD.size + length]
+    def _take(self, kind: str, value: Any) -> None:
+        if kind == "answer":
+            self.leave_by = time.monotonic() + LEAVE_SECONDS
+            self.answer = value
+        else:
+            self._hear(kind, value)
 
     def _read_output(self, again: bool = True) -> bool:
         try:
@@ -250,7 +234,7 @@ class Child:
         return True
 
     def _read_status(self) -> bool:
-        self._reports.extend(map(os.read, (self._status,), (STATUS.size,)))  # in one call, as above
+        self._reports.extend(map(os.read, (self._status,), (STATUS.size,)))  # in one call, as messages are
         data = self._reports[-1]
         if len(data) < STATUS.size:
             if self.pid is not None and self.exit is None:

@@ -17,7 +17,6 @@ import pickle
 import resource
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -30,11 +29,7 @@ import cloudpickle
 
 from shared import progress
 from shared.errors import WorkerError, is_disk_full
-
-HEAD = struct.Struct("!QB")
-"""In front of every message: its length in bytes, and what it is."""
-TALK, VALUE = range(2)
-"""A pickled (kind, value); or what the function returned, by itself: it may be large."""
+from shared.messages import HEAD, TALK, VALUE
 
 _PR_SET_PDEATHSIG = 1
 _M_ARENA_MAX = -8

@@ -47,6 +47,7 @@ __all__ = [
     "run",
     "shut_down",
     "together",
+    "value_of",
     "warm_up",
 ]
 

@@ -279,19 +279,6 @@ def test_a_second_interruption_kills_at_once_and_so_does_the_first_without_grace
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.slow
-def test_sigterm_is_the_functions_own_whatever_the_parent_has_done_with_it(monkeypatch):
-    monkeypatch.setattr(worker, "PRELOAD", ("numpy",))  # a server that inherits what is set here
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        found = worker.call(lambda: (signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(0, ())))
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        signal.signal(signal.SIGTERM, before)
-    assert found == (signal.SIG_DFL, set())
-
-
 def test_a_crash_in_native_code():
     def crash() -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -530,6 +517,19 @@ def test_together_interrupted_all_get_time_to_save(tmp_path: Path):
 def test_two_children_draw_different_random_numbers():
     first, second = (worker.call(lambda: np.random.rand(4).tolist()) for _ in range(2))  # noqa: NPY002
     assert first != second
+
+
+@pytest.mark.slow
+def test_sigterm_is_the_functions_own_whatever_the_parent_has_done_with_it(monkeypatch):
+    monkeypatch.setattr(worker, "PRELOAD", ("numpy",))  # a server that inherits what is set here
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        found = worker.call(lambda: (signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(0, ())))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGTERM, before)
+    assert found == (signal.SIG_DFL, set())
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 
 from pipelines.preparation import still_known
 from shared import files, fingerprint, worker
-from shared.config import build, merge
-from shared.contract import Published, Summary, find
+from shared.config import DomainConfig, build, merge
+from shared.contract import Domain, Published, Summary, find
 from shared.errors import InputError
 from shared.runs import registry
 from shared.settings import runs_root, writable
@@ -31,8 +31,7 @@ def predict(
     """
     body = find(domain)
     model = chosen_model(domain)
-    trained = still_known(body, {**model.config, "source": source})
-    settings = build(body.Config, base=merge(trained, config or {}))
+    settings = settings_of(body, model, {**(config or {}), "source": source})
     fingerprint.of_source(source)  # a missing path is said before anything is made
     stamp = f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder = Path(out) if out else runs_root() / domain / "predictions" / stamp
@@ -42,6 +41,11 @@ def predict(
     result = {**files.plain(asdict(summary)), "model": model.label, "synthetic_model": model.synthetic}
     files.write_json(folder / "summary.json", result)
     return result
+
+
+def settings_of(body: Domain, model: Published, config: Mapping[str, Any]) -> DomainConfig:
+    """The configuration that a model was trained with, and over it nested differences."""
+    return build(body.Config, base=merge(still_known(body, model.config), config))
 
 
 def chosen_model(domain: str) -> Published:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shared import plan as plan
     from shared import training as training
     from shared.config import DomainConfig as DomainConfig
+    from shared.contract import Answerer as Answerer
     from shared.contract import DataCard as DataCard
     from shared.contract import Domain as Domain
     from shared.contract import Evaluation as Evaluation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from shared.contract import Summary as Summary
 
 _HOME = {
+    "Answerer": "shared.contract",
     "DataCard": "shared.contract",
     "Domain": "shared.contract",
     "DomainConfig": "shared.config",

@@ -20,6 +20,7 @@ The life of one run, method by method::
       evaluate([FoldResult, ...]) -> Evaluation      the field's own metrics and figures
       explain(model, FoldResult) -> [Figure, ...]    figures that need the published model itself
     predict(model, source) -> Summary                new files in, the field's output out
+    answerer(model) -> Answerer                      one input in, one answer out, in real time (optional)
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class Phase:
             frozen features computed once.
         refines: The model starts as what the phase before has learnt; its start counts as an epoch,
             and is kept where no epoch is better.
+        callbacks: Factory of Keras callbacks, made anew for each training of this phase.
     """
 
     name: str
@@ -163,6 +165,7 @@ class Phase:
     monitor_mode: Literal["min", "max"] = "min"
     source: Callable[[Split], Source] | None = None
     refines: bool = False
+    callbacks: Callable[[], Sequence[keras.callbacks.Callback]] = tuple
 
 
 @dataclass(frozen=True)
@@ -287,7 +290,7 @@ class Published:
     """A trained model as ``predict`` gets it.
 
     Attributes:
-        path: Folder of the export; ``shared.runs.export.Predictor.load(path)`` opens it.
+        path: Folder of the export; ``shared.runs.predictor.Predictor.load(path)`` opens it.
         decision: What :class:`Evaluation` stored with it.
         config: The configuration it was trained with, as nested plain data.
         label: How outputs name it, e.g. ``"stocks v3 (champion)"`` or
@@ -319,6 +322,22 @@ class Summary:
     headline: str
     quarantine: Sequence[Quarantined] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """A published model, ready to answer one input at a time.
+
+    Attributes:
+        answer: From a line (an object of JSON) to its answer, plain data (NaN becomes null): what
+            ``predict`` says of the same input. Raises InputError, with a remedy, for a line that
+            cannot be answered. Called from one thread. The line's ``id``, the model's label and
+            whether it is of synthetic data are added by the caller.
+        line: What a line looks like, for people: one line, shortened where it is long.
+    """
+
+    answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    line: str
 
 
 class Domain(ABC):
@@ -398,6 +417,19 @@ class Domain(ABC):
 
         A bad input is set aside with its reason; the rest is scored.
         """
+
+    def answerer(self, model: Published, config: Any) -> Answerer:
+        """Loads the model to answer line by line, in real time (``casebook predict --stdin``).
+
+        May take some seconds; each answer then takes milliseconds: ``Predictor.load(path, warm=True)``.
+
+        Raises:
+            InputError: This domain does not answer line by line.
+        """
+        raise InputError(
+            f"The domain {self.name} does not answer line by line.",
+            f"Give it whole files: `casebook predict {self.name} --source PATH`.",
+        )
 
     @abstractmethod
     def synthesize(self, out: Path, config: Any, seed: int, *, strength: float = 1.0) -> None:

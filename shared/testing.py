@@ -8,13 +8,16 @@ Subclass it in a test file; pytest finds the tests::
         domain = my_package.domain
 
 It works on the domain's own synthetic data under its :meth:`Domain.tiny` settings, trains one
-member in a child process, exports it and predicts with it. Needs pytest.
+member in a child process, exports it and predicts with it. A domain that answers line by line
+also says what a good line is: :meth:`Conformance.line`. Needs pytest.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +55,12 @@ class Conformance:
     """Tests of one domain; set :attr:`domain` to its instance."""
 
     domain: ClassVar[Domain]
+
+    def line(self, made: Made) -> Mapping[str, Any]:
+        """A good line for the domain's answerer, taken from its synthetic data, without ``id``."""
+        raise NotImplementedError(
+            f"{type(self.domain).__name__} has an answerer: override line(made) in its conformance test."
+        )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -245,6 +254,46 @@ class Conformance:
         assert summary.output.exists()
         assert summary.headline
 
+    def test_lines_are_answered_one_by_one_and_bad_ones_refused(self, made: Made, published: Any) -> None:
+        if type(self.domain).answerer is Domain.answerer:
+            with pytest.raises(InputError) as caught:
+                self.domain.answerer(published, made.config)
+            assert caught.value.remedy
+            return
+        good = json.loads(json.dumps(self.line(made)))
+        bad: list[dict[str, Any]] = [
+            {},
+            {"nonsense": 1},
+            dict.fromkeys(good),
+            dict.fromkeys(good, "nonsense"),
+        ]
+        shown, said = worker.call(
+            _answers, self.domain.name, published, made.config, [good, *bad, good], timeout=300
+        )
+        assert shown.strip()
+        assert shown.isprintable(), "one line, to be shown"
+        (first, wrong), *refused, (again, _) = said
+        assert not wrong, wrong
+        assert first, "an answer says something"
+        assert json.loads(json.dumps(first, allow_nan=False)) == again, "the same line, the same answer"
+        for line, (answer, remedy) in zip(bad, refused, strict=True):
+            assert answer is None, f"{line} was answered: {answer}"
+            assert remedy, f"{line} was refused without a remedy"
+
+
+def _answers(domain: str, published: Any, config: Any, lines: list[Any]) -> tuple[str, list[tuple[Any, str]]]:
+    """What a line looks like; and of each line the answer and "", or None and the remedy."""
+    from shared.contract import find
+
+    answerer = find(domain).answerer(published, config)
+    said: list[tuple[Any, str]] = []
+    for line in lines:
+        try:
+            said.append((files.plain(dict(answerer.answer(line))), ""))
+        except InputError as error:
+            said.append((None, error.remedy))
+    return answerer.line, said
+
 
 def _predict(domain: str, published: Any, config: Any, out: str) -> Summary:
     from shared.contract import find
@@ -285,4 +334,4 @@ def _only(folder: Path) -> str:
     return str(found[0] if len(found) == 1 else folder)
 
 
-__all__ = ["Conformance"]
+__all__ = ["Conformance", "Made"]

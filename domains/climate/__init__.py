@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from domains.climate.config import ClimateConfig
 from shared.contract import (
+    Answerer,
     DataCard,
     Domain,
     Evaluation,
@@ -91,6 +92,11 @@ class Climate(Domain):
         from domains.climate.predict import predict
 
         return predict(model, source, config, out)
+
+    def answerer(self, model: Published, config: ClimateConfig) -> Answerer:
+        from domains.climate.answer import answerer
+
+        return answerer(model, config)
 
     def synthesize(self, out: Path, config: ClimateConfig, seed: int, *, strength: float = 1.0) -> None:
         from domains.climate.synthetic import write

@@ -167,6 +167,18 @@ def matching(grid: Grid, wanted: Grid) -> tuple[np.ndarray, np.ndarray] | None:
     return None if rows is None or columns is None else (rows, columns)
 
 
+def nearest(grid: Grid, latitude: float, longitude: float) -> tuple[int, int] | None:
+    """Row and column of the cell around a place, in any convention of longitude; None outside."""
+    north = np.abs(grid.latitude - latitude)
+    east = np.abs((grid.longitude - longitude + 180.0) % 360.0 - 180.0)
+    row, column = int(north.argmin()), int(east.argmin())
+    # To half a cell beyond the outermost centres, and a thousandth for rounding.
+    inside = north[row] <= 0.501 * _spacing(grid.latitude) and east[column] <= 0.501 * _spacing(
+        grid.longitude
+    )
+    return (row, column) if inside else None
+
+
 def blocks(values: np.ndarray, factor: int) -> np.ndarray:
     """``[..., lat, lon]`` as ``[..., lat/f, lon/f, f*f]``: the cells of each block, row by row."""
     *lead, rows, columns = values.shape

@@ -9,7 +9,7 @@ classic format by scipy: netCDF4's library crashes a process that reads in threa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +117,44 @@ def read(
             )
         converted = units.conversion(given)
         array = array.transpose(time, lat, lon)
-        values, where = grids.canonical(_float32(array), dataset[lat].values, dataset[lon].values)
-        times = list(array[time].values)
-        used_calendar = str(array[time].dt.calendar)
-        attributes = {**dataset.attrs, **array.attrs}
-    values, where = grids.region(values, where, latitude, longitude)
+        return series(
+            _float32(array),
+            dataset[lat].values,
+            dataset[lon].values,
+            list(array[time].values),
+            calendar=str(array[time].dt.calendar),
+            converted=converted,
+            variable=name,
+            attributes={**dataset.attrs, **array.attrs},
+            region=(latitude, longitude),
+        )
+
+
+def series(
+    values: np.ndarray,
+    latitude: np.ndarray,
+    longitude: np.ndarray,
+    times: list[Any],
+    *,
+    calendar: str,
+    converted: units.Conversion,
+    variable: str,
+    attributes: Mapping[str, Any],
+    region: tuple[tuple[float, float] | None, tuple[float, float] | None] = (None, None),
+) -> Series:
+    """Maps as they were given, in canonical orientation and units, by time; checked to be possible.
+
+    Args:
+        values: float32 ``[time, lat, lon]`` in the units that ``converted`` takes.
+        times: cftime moments ``[time]``, in any order.
+        attributes: ``standard_name``, ``long_name`` and the like, where they are known.
+        region: Latitudes and longitudes to cut to, see :func:`domains.climate.grid.region`.
+
+    Raises:
+        InputError: The grid or the values cannot be.
+    """
+    values, where = grids.canonical(values, latitude, longitude)
+    values, where = grids.region(values, where, *region)
     values = converted(values)
     _check(values, converted, str(attributes.get("standard_name", "")))
     order = np.argsort(np.array(times), kind="stable")
@@ -129,8 +162,8 @@ def read(
         values=values[order],
         grid=where,
         times=[times[position] for position in order],
-        calendar=used_calendar,
-        variable=name,
+        calendar=calendar,
+        variable=variable,
         standard_name=str(attributes.get("standard_name", "")),
         long_name=str(attributes.get("long_name", "")),
         converted=converted,

@@ -28,7 +28,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
-class _Result:
+class Result:
     """What the model said of one file.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Result:
 
 def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> Summary:
     """See :meth:`shared.contract.Domain.predict`."""
-    from shared.runs.export import Predictor
+    from shared.runs.predictor import Predictor
 
     trained = ClimateConfig.model_validate(dict(model.config))
     decision = model.decision
@@ -64,10 +64,10 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
         for number, (_, path) in enumerate(named):
             progress.emit("predict", number, len(named), note=path.name)
             try:
-                series = _read(path, config, decision)
-                result = (_downscaled if decision["task"] == "downscaling" else _forecast)(
-                    series, predictor, trained, decision
+                series = loader.read(
+                    path, variable=config.variable, unit=config.units, calendar=config.calendar
                 )
+                result = score(series, predictor, trained, decision)
             except InputError as error:
                 quarantine.append(Quarantined(path.name, error.message))
                 remedy = remedy or error.remedy
@@ -93,7 +93,7 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
             scored += len(result.times)
             told.setdefault(result.how, []).append(target.name)
             headline = headline or _headline(result, decision, series)
-            _note_range(facts, series, decision)
+            note_range(facts, series, decision)
     progress.emit("predict", len(named), len(named))
     if not written:
         reasons = "; ".join(f"{one.item}: {one.reason}" for one in quarantine[:3])
@@ -108,8 +108,15 @@ def predict(model: Published, source: str, config: ClimateConfig, out: Path) -> 
     return Summary(written[0], scored, headline, quarantine, facts)
 
 
-def _read(path: Path, config: ClimateConfig, decision: Any) -> Series:
-    series = loader.read(path, variable=config.variable, unit=config.units, calendar=config.calendar)
+def score(series: Series, predictor: Any, trained: ClimateConfig, decision: Any) -> Result:
+    """What the model says of one series of maps.
+
+    Args:
+        predictor: Inputs ``[B, ...]`` to maps float32 ``[B, lat, lon]``, as a published model.
+
+    Raises:
+        InputError: Another variable, unit, grid or step than the model takes.
+    """
     if series.converted.unit != decision["unit"]:
         raise InputError(
             f"It holds {series.variable} in {series.converted.given or 'no unit'}; the model was trained on "
@@ -119,10 +126,11 @@ def _read(path: Path, config: ClimateConfig, decision: Any) -> Series:
     asked, given = str(decision["standard_name"]), series.standard_name
     if asked and given and asked != given:
         raise InputError(f"It holds {given}; the model was trained on {asked}.", "Give the same variable.")
-    return series
+    by_task = _downscaled if decision["task"] == "downscaling" else _forecast
+    return by_task(series, predictor, trained, decision)
 
 
-def _downscaled(series: Series, predictor: Any, trained: ClimateConfig, decision: Any) -> _Result:
+def _downscaled(series: Series, predictor: Any, trained: ClimateConfig, decision: Any) -> Result:
     fine = Grid.from_dict(decision["grid"])
     factor = trained.downscaling.factor
     coarse = fine.coarse(factor)
@@ -146,10 +154,10 @@ def _downscaled(series: Series, predictor: Any, trained: ClimateConfig, decision
     times = [time for time, gone in zip(series.times, empty, strict=True) if not gone]
     values = np.concatenate([predictor(maps[at : at + BATCH]) for at in range(0, len(maps), BATCH)])
     gone = tuple(time for time, nothing in zip(series.times, empty, strict=True) if nothing)
-    return _Result(_masked(values, decision), times, series.calendar, how, missing=gone)
+    return Result(_masked(values, decision), times, series.calendar, how, missing=gone)
 
 
-def _forecast(series: Series, predictor: Any, trained: ClimateConfig, decision: Any) -> _Result:
+def _forecast(series: Series, predictor: Any, trained: ClimateConfig, decision: Any) -> Result:
     grid = Grid.from_dict(decision["grid"])
     found = grids.matching(series.grid, grid)
     if found is None:
@@ -176,7 +184,7 @@ def _forecast(series: Series, predictor: Any, trained: ClimateConfig, decision: 
     window = series.values[-history:][:, found[0]][:, :, found[1]]
     values = predictor(window[None])
     valid = moments.later(series.times[-1], frequency, lead)
-    return _Result(
+    return Result(
         _masked(values, decision),
         [valid],
         series.calendar,
@@ -193,7 +201,7 @@ def _masked(values: np.ndarray, decision: Any) -> np.ndarray:
     return values
 
 
-def _headline(result: _Result, decision: Any, series: Series) -> str:
+def _headline(result: Result, decision: Any, series: Series) -> str:
     grid = Grid.from_dict(decision["grid"])
     area = np.broadcast_to(grid.area(), result.values.shape)
     known = np.isfinite(result.values)
@@ -217,7 +225,7 @@ def _headline(result: _Result, decision: Any, series: Series) -> str:
     )
 
 
-def _note_range(facts: dict[str, Any], series: Series, decision: Any) -> None:
+def note_range(facts: dict[str, Any], series: Series, decision: Any) -> None:
     """Says where the input is outside of what training saw: there the model extrapolates."""
     known = np.isfinite(series.values)
     outside = known & ((series.values < decision["lowest"]) | (series.values > decision["highest"]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from domains.stocks.config import StocksConfig
 from shared.contract import (
+    Answerer,
     DataCard,
     Domain,
     Evaluation,
@@ -72,6 +73,11 @@ class Stocks(Domain):
         from domains.stocks import predict
 
         return predict.predict(model, source, config, out)
+
+    def answerer(self, model: Published, config: StocksConfig) -> Answerer:
+        from domains.stocks import answer
+
+        return answer.answerer(model, config)
 
     def synthesize(self, out: Path, config: StocksConfig, seed: int, *, strength: float = 1.0) -> None:
         from domains.stocks import synthetic

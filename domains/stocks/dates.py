@@ -45,6 +45,28 @@ def calendar(name: str, first: str, last: str) -> Any:
         ) from error
 
 
+_kept: dict[str, tuple[str, str, Any]] = {}
+
+
+def covering(name: str, first: str, last: str) -> Any:
+    """A calendar that holds at least the sessions from ``first`` to ``last`` (ISO dates); it may reach further.
+
+    The widest one so far is kept: making one takes 0.2 s, which an answer in real time cannot wait for.
+
+    Raises: as :func:`calendar`.
+    """
+    if name in _kept:
+        earliest, latest, kept = _kept[name]
+        if earliest <= first and last <= latest:
+            return kept
+        wider = min(first, earliest), max(last, latest)
+    else:
+        wider = first, last
+    made = calendar(name, *wider)
+    _kept[name] = (*wider, made)
+    return made
+
+
 def session_dates(
     cells: pd.Series, rows: pd.Series, file: str, section: DataSection
 ) -> tuple[np.ndarray, dict[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from domains.stocks import data
 from domains.stocks.config import StocksConfig
 from domains.stocks.evaluate import calibrate
 from domains.stocks.panel import build, too_short, windows
-from domains.stocks.prices import clean
+from domains.stocks.prices import Prices, clean
+from domains.stocks.reading import Bars
 from shared.contract import Published, Quarantined, Summary
 from shared.errors import InputError
 from shared.files import atomic
@@ -48,54 +50,118 @@ def predict(
     """
     trained = StocksConfig.model_validate(model.config)
     bars = data.read_source(source, config)
-    prices = clean(bars, config.data, now=now)
-    panel = build(prices.table, prices.adjusted)
-    short = too_short(panel, trained.window, labelled=False)
-    rows = np.array([row for row in _last(panel) if panel.tickers[panel.ticker[row]] not in short], np.int64)
-    if not len(rows):
-        ticker, reason = next(iter(short.items()))
-        raise InputError(
-            f"No ticker of {source} can be scored; {ticker}: {reason}.", "Give a longer, unbroken history."
-        )
     if predictor is None:
-        from shared.runs.export import Predictor
+        from shared.runs.predictor import Predictor
 
         predictor = Predictor.load(model.path)
+    found = score(bars, config, model, predictor, now=now)
+    if not found.lines:
+        first = found.short[0]
+        raise InputError(
+            f"No ticker of {source} can be scored; {first.item}: {first.reason}.",
+            "Give a longer, unbroken history.",
+        )
+    lines = sorted(found.lines, key=lambda line: -line.probability)
+    written = [
+        (
+            line.ticker,
+            line.as_of,
+            trained.window.horizon,
+            f"{line.probability:.4f}",
+            str(line.calibrated).lower(),
+            line.note,
+            model.label,
+        )
+        for line in lines
+    ]
+    _write(out / FILE, written)
+    return Summary(
+        output=out / FILE,
+        scored=len(lines),
+        headline=(
+            f"{lines[0].ticker} is the most likely to close higher {trained.window.horizon} sessions on: "
+            f"{lines[0].probability:.0%}, as of {lines[0].as_of}."
+        ),
+        quarantine=[*found.prices.quarantine, *found.short],
+        facts={
+            "prices": "adjusted" if found.prices.adjusted == "adj_close" else "not adjusted",
+            "lowest": f"{lines[-1].ticker} {lines[-1].probability:.0%}",
+            "newest": found.newest,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the model says of one ticker.
+
+    Attributes:
+        as_of: Its last settled session, an ISO date.
+        probability: That its adjusted close will be higher ``horizon`` sessions on.
+        calibrated: The probability was calibrated on validation.
+        note: What a person must know of it; empty where there is nothing.
+    """
+
+    ticker: str
+    as_of: str
+    probability: float
+    calibrated: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Every ticker of some bars: scored, or too short with the reason. ``newest`` is an ISO date."""
+
+    lines: Sequence[Line]
+    short: Sequence[Quarantined]
+    prices: Prices
+    newest: str
+
+
+def score(
+    bars: Bars,
+    config: StocksConfig,
+    model: Published,
+    predictor: Callable[[np.ndarray], np.ndarray],
+    *,
+    now: Any = None,
+) -> Scored:
+    """What the model says of every ticker in ``bars``, in the order of their names.
+
+    Raises:
+        InputError: The bars cannot be used at all, see :func:`domains.stocks.prices.clean`.
+    """
+    trained = StocksConfig.model_validate(model.config)
+    prices = clean(bars, config.data, now=now)
+    panel = build(prices.table, prices.adjusted)
+    reasons = too_short(panel, trained.window, labelled=False)
+    short = [Quarantined(name, reason) for name, reason in reasons.items()]
+    newest = str(panel.session.max())
+    rows = np.array(
+        [row for row in _last(panel) if panel.tickers[panel.ticker[row]] not in reasons], np.int64
+    )
+    if not len(rows):
+        return Scored([], short, prices, newest)
     values = np.asarray(predictor(windows(panel, rows, trained.window.sessions)))[:, 0]
     temperature = model.decision.get("temperature")
     probability = values if temperature is None else calibrate(values, float(temperature))
-    order = np.argsort(-probability, kind="stable")
-    rows, probability = rows[order], probability[order]
-    notes = _notes(panel, rows, prices.adjusted, trained, bars.synthetic, model)
-    tickers = panel.tickers[panel.ticker[rows]]
-    as_of = panel.session[rows].astype(str)
     lines = [
-        (
-            ticker,
-            day,
-            trained.window.horizon,
-            f"{p:.4f}",
-            str(temperature is not None).lower(),
+        Line(
+            str(panel.tickers[panel.ticker[row]]),
+            str(panel.session[row]),
+            float(p),
+            temperature is not None,
             note,
-            model.label,
         )
-        for ticker, day, p, note in zip(tickers, as_of, probability, notes, strict=True)
+        for row, p, note in zip(
+            rows,
+            probability,
+            _notes(panel, rows, prices.adjusted, trained, bars.synthetic, model),
+            strict=True,
+        )
     ]
-    _write(out / FILE, lines)
-    return Summary(
-        output=out / FILE,
-        scored=len(rows),
-        headline=(
-            f"{tickers[0]} is the most likely to close higher {trained.window.horizon} sessions on: "
-            f"{probability[0]:.0%}, as of {as_of[0]}."
-        ),
-        quarantine=[*prices.quarantine, *(Quarantined(name, reason) for name, reason in short.items())],
-        facts={
-            "prices": "adjusted" if prices.adjusted == "adj_close" else "not adjusted",
-            "lowest": f"{tickers[-1]} {probability[-1]:.0%}",
-            "newest": str(panel.session.max()),
-        },
-    )
+    return Scored(lines, short, prices, newest)
 
 
 def _last(panel: Panel) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from domains.stocks.dates import calendar
+from domains.stocks.dates import covering
 from domains.stocks.reading import Bars
 from domains.stocks.tables import NEEDED, PRICES
 from shared.contract import Quarantined
@@ -182,7 +182,7 @@ def _sessions_only(prices: Prices, section: DataSection, now: Any) -> None:
         return
     first = f"{table['session'].min() - pd.Timedelta(days=7):%Y-%m-%d}"
     last = f"{max(table['session'].max(), now.tz_localize(None)) + pd.Timedelta(days=7):%Y-%m-%d}"
-    exchange = calendar(section.calendar, first, last)
+    exchange = covering(section.calendar, first, last)
     sessions = exchange.sessions.to_numpy("datetime64[s]")
     days = table["session"].to_numpy("datetime64[s]")
     place = np.minimum(np.searchsorted(sessions, days), len(sessions) - 1)
@@ -199,8 +199,9 @@ def _sessions_only(prices: Prices, section: DataSection, now: Any) -> None:
     reason = np.where(unsettled, "the session has not closed yet", f"not a session of {section.calendar}")
     prices.table = table.assign(ordinal=place)
     _set_aside(prices, ~known | unsettled, reason)
-    # Ordinals count from the calendar's first session on; only their differences mean something.
-    prices.table = prices.table.assign(ordinal=prices.table["ordinal"].astype(np.int64))
+    # From the earliest bar on, whatever the calendar reaches back to.
+    ordinal = prices.table["ordinal"].astype(np.int64)
+    prices.table = prices.table.assign(ordinal=ordinal - (0 if ordinal.empty else ordinal.min()))
 
 
 def adjust(table: pd.DataFrame, adjusted: str) -> pd.DataFrame:

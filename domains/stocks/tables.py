@@ -68,14 +68,20 @@ def read_file(file: Path, section: DataSection) -> tuple[pd.DataFrame, list[Quar
         raise Unreadable(
             f"is neither CSV nor Parquet (suffix {file.suffix!r}).", f"Known: {', '.join(SUFFIXES)}."
         )
-    for part in ("date", *PRICES):
-        if part not in cells:
-            found = ", ".join(str(name) for name in cells.columns if name != "row")
-            raise Unreadable(
-                f"has no column {part!r}; it has {found}.",
-                NEEDED,
-            )
     return _parse(cells, file.name, section)
+
+
+def read_frame(raw: pd.DataFrame, name: str, section: DataSection) -> tuple[pd.DataFrame, list[Quarantined]]:
+    """The bars of a table in memory, one row a bar, as :func:`read_file` gives those of a file.
+
+    Args:
+        name: The ticker, where no column says it; rows are named after it.
+    """
+    import pandas as pd
+
+    rows = pd.Series(np.arange(1, len(raw) + 1))
+    cells = _flatten(raw, [str(column) for column in raw.columns], None, rows)
+    return _parse(cells, name, section)
 
 
 def _csv_cells(file: Path) -> pd.DataFrame:
@@ -207,6 +213,10 @@ def _parquet_cells(file: Path) -> pd.DataFrame:
 def _parse(cells: pd.DataFrame, file: str, section: DataSection) -> tuple[pd.DataFrame, list[Quarantined]]:
     import pandas as pd
 
+    for part in ("date", *PRICES):
+        if part not in cells:
+            found = ", ".join(str(name) for name in cells.columns if name != "row")
+            raise Unreadable(f"has no column {part!r}; it has {found}.", NEEDED)
     sessions, undated = session_dates(cells["date"], cells["row"], file, section)
     table = pd.DataFrame({"session": sessions})
     stem = re.sub(r"\.(csv|csv\.gz|parquet)$", "", file, flags=re.IGNORECASE)

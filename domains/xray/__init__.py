@@ -8,6 +8,7 @@ from typing import Any
 
 from domains.xray.config import XrayConfig
 from shared.contract import (
+    Answerer,
     DataCard,
     Domain,
     Evaluation,
@@ -82,6 +83,11 @@ class Xray(Domain):
         from domains.xray import predict
 
         return predict.predict(model, source, config, out)
+
+    def answerer(self, model: Published, config: XrayConfig) -> Answerer:
+        from domains.xray import answer
+
+        return answer.answerer(model, config)
 
     def synthesize(self, out: Path, config: XrayConfig, seed: int, *, strength: float = 1.0) -> None:
         from domains.xray import synthetic

@@ -67,9 +67,9 @@ def predict(model: Published, source: str, config: XrayConfig, out: Path) -> Sum
 
 
 def _predict(model: Published, source: Path, config: XrayConfig, out: Path) -> Summary:
-    from shared.runs.export import Predictor
+    from shared.runs.predictor import Predictor
 
-    config = config.model_copy(update={"film": FilmSection.model_validate(model.config["film"])})
+    config = as_trained(config, model)
     listed = labels.list_unlabelled(source, config.labels)
     folder = source if source.is_dir() else source.parent
     names = Pseudonyms.of(config.privacy, synthetic=(folder / synthetic.MARK).is_file())
@@ -86,7 +86,7 @@ def _predict(model: Published, source: Path, config: XrayConfig, out: Path) -> S
                 if one.small is None
             ]
             if good:
-                scored += _score(good, predictor, decision, names, config.film.size)
+                scored += score(good, predictor, decision, names, config.film.size)
             progress.emit("scoring films", len(scored) + len(quarantine), len(listed))
         scored.sort(key=lambda one: (-one.urgency, one.key, one.listed.number))
         out.mkdir(parents=True, exist_ok=True)
@@ -96,21 +96,31 @@ def _predict(model: Published, source: Path, config: XrayConfig, out: Path) -> S
     return _summary(worklist, scored, quarantine, decision, model, overlays)
 
 
+def as_trained(config: XrayConfig, model: Published) -> XrayConfig:
+    """The configuration with films read as they were in training, whatever it says of them."""
+    return config.model_copy(update={"film": FilmSection.model_validate(model.config["film"])})
+
+
 def _read(listed: Sequence[Listed], config: XrayConfig) -> Iterator[list[Loaded]]:
     with ThreadPoolExecutor(4) as pool:
         for chunk in chunks(listed, _BATCH):
             yield list(pool.map(lambda item: load(item, config), chunk))
 
 
-def _score(
+def score(
     good: Sequence[Loaded], predictor: Any, decision: Decision, names: Pseudonyms, size: int
 ) -> Iterator[Scored]:
-    batch = np.zeros((_BATCH, size, size, 1), "float32")  # one shape for every call: one compilation
+    """Lines of the worklist for films that were read, in their order.
+
+    Args:
+        predictor: Films ``[B, size, size, 1]`` in 0..1 to probabilities ``[B, labels]``.
+    """
+    batch = np.zeros((len(good), size, size, 1), "float32")
     for place, one in enumerate(good):
         assert one.small is not None
         batch[place, ..., 0] = one.small.astype("float32") / FULL
     assert_range(batch)
-    probabilities = decision.probabilities(predictor(batch)[: len(good)])
+    probabilities = decision.probabilities(predictor(batch))
     called = decision.calls(probabilities)
     urgency = urgencies(probabilities, decision).max(axis=1)
     for place, one in enumerate(good):

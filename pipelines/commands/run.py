@@ -7,14 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import Any, Literal
 
 from pipelines.cli import HELD
 from pipelines.commands.options import QUIET, Screen, Settings, Switch, configured
 from shared.config import AcceleratorSection
-from shared.errors import CasebookError
+from shared.errors import CasebookError, InputError
 from shared.fingerprint import check_source
 
 _RUN_WORDS = (
@@ -29,7 +27,7 @@ _RUN_WORDS = (
     "json",
 )
 _PLAN_WORDS = ("config", "source", "replan", "verbose", "debug", "json")
-_PREDICT_WORDS = ("source", "out", "config", "verbose", "debug", "json")
+_PREDICT_WORDS = ("source", "stdin", "out", "config", "verbose", "debug", "json")
 
 
 def run(
@@ -153,7 +151,8 @@ def predict(
     domain: str,
     /,
     *settings: Settings,
-    source: Annotated[str, Parameter(show_default=False)],
+    source: str | None = None,
+    stdin: Switch = False,
     out: Path | None = None,
     config: Path | None = None,
     screen: Screen = QUIET,
@@ -166,6 +165,8 @@ def predict(
         Name of the domain.
     source
         Folder or file of new data.
+    stdin
+        Instead: answer in real time, a line of JSON in, a line of JSON out, until stdin ends.
     out
         Folder for the output; default: runs/DOMAIN/predictions/TIME.
     config
@@ -175,8 +176,17 @@ def predict(
     from shared.config import differences
 
     body, _ = configured(domain, settings, config=config, options={}, words=_PREDICT_WORDS)
-    check_source(source)
     given = differences(config, parse(settings, body.Config))
+    if stdin:
+        from pipelines import lines
+
+        if source is not None or out is not None:
+            raise InputError("--stdin takes neither --source nor --out.", "Answers go to stdout.")
+        lines.serve(domain, given, verbose=screen.verbose, debug=screen.debug)
+        return
+    if source is None:
+        raise InputError("predict needs --source PATH, or --stdin.", "Name the new data.")
+    check_source(source)
     target = None if out is None else str(out.expanduser().absolute())
     result = _in_flow(domain, "predict", screen, source=source, config=given, out=target)
     if screen.json:

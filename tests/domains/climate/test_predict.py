@@ -45,14 +45,14 @@ def published(tmp_path: Path, *, synthetic: bool = False, **base: Any) -> Publis
 @pytest.fixture(autouse=True)
 def _predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of a trained network: each coarse value on all its cells; the last map of a history."""
-    from shared.runs import export
+    from shared.runs.predictor import Predictor
 
     def say(x: np.ndarray) -> np.ndarray:
         if x.ndim == 4:
             return x[:, -1].astype(np.float32)
         return np.kron(x, np.ones((1, 4, 4))).astype(np.float32)
 
-    monkeypatch.setattr(export.Predictor, "load", classmethod(lambda cls, path: say))
+    monkeypatch.setattr(Predictor, "load", classmethod(lambda cls, path, **how: say))
 
 
 def coarse(values: np.ndarray | None = None, **changes: Any) -> xarray.Dataset:

@@ -41,10 +41,10 @@ class Brightness:
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    from shared.runs import export
+    from shared.runs.predictor import Predictor
 
     stand_in = Brightness()
-    monkeypatch.setattr(export.Predictor, "load", classmethod(lambda cls, path: stand_in))
+    monkeypatch.setattr(Predictor, "load", classmethod(lambda cls, path, **how: stand_in))
     config = XrayConfig.model_validate({"film": {"size": 32}, "read": {"overlays": 0}})
     published = Published(tmp_path / "model", DECISION, config.model_dump(), "xray v1 (champion)")
     return published, config, stand_in
@@ -88,7 +88,7 @@ def test_most_urgent_first_and_every_film_is_on_it(model, queue, tmp_path):
     assert "body part KNEE" in {row["reason"].split(",")[0] for row in rows[40:]}
     assert len(summary.quarantine) == 2
     assert rows[0]["model"] == "xray v1 (champion)"
-    assert {shape[0] for shape in stand_in.seen} == {32}, "one batch shape, whatever the queue's length"
+    assert [shape[0] for shape in stand_in.seen] == [32, 8], "in batches, every good film once"
 
 
 def test_nothing_that_identifies_is_in_any_output(model, queue, tmp_path):
@@ -152,13 +152,13 @@ def test_memory_does_not_grow_with_the_queue(model, queue, monkeypatch, tmp_path
     """At most one chunk of films is held at a time."""
     published, config, _ = model
     alive: list[int] = []
-    real = predict._score
+    real = predict.score
 
     def watched(good, *rest):
         alive.append(len(good))
         return real(good, *rest)
 
-    monkeypatch.setattr(predict, "_score", watched)
+    monkeypatch.setattr(predict, "score", watched)
     domain.predict(published, str(queue), config, tmp_path / "out")
     assert max(alive) <= 32
 

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from shared import (
+    Answerer,
     DataCard,
     Domain,
     DomainConfig,
@@ -110,12 +111,23 @@ class Digits(Domain):
         return Evaluation(flags=[flag] if flag else [], limits=["Eight by eight pixels, one digit an image."])
 
     def predict(self, model: Any, source: str, config: DigitsConfig, out: Path) -> Summary:
-        from shared.runs.export import Predictor
+        from shared.runs.predictor import Predictor
 
         self.ingest(source, config, out)
         values = Predictor.load(model.path)(_read(out)[0])
         np.savetxt(out / "digits.csv", values.argmax(axis=1), fmt="%d", header="digit", comments="")
         return Summary(out / "digits.csv", len(values), f"{len(values)} digits read with {model.label}.")
+
+    def answerer(self, model: Any, config: DigitsConfig) -> Answerer:
+        from shared.runs.predictor import Predictor
+
+        predictor = Predictor.load(model.path, warm=True)
+
+        def answer(line: Any) -> dict[str, Any]:
+            chances = predictor.one(line.get("image"))
+            return {"digit": int(chances.argmax()), "probability": round(float(chances.max()), 6)}
+
+        return Answerer(answer, '{"id": 1, "image": [[0.0, 0.3, ... 8 numbers in 0..1], ... 8 rows]}')
 
     def synthesize(self, out: Path, config: DigitsConfig, seed: int, *, strength: float = 1.0) -> None:
         draw = np.random.default_rng(seed)

@@ -25,7 +25,7 @@ from shared.evaluation import champion, gate, judgement
 from shared.evaluation.comparison import MODEL
 from shared.plan import ExecutionPlan, for_domain
 from shared.runs import export as exporting
-from shared.runs import history, registry
+from shared.runs import history, registry, small_forms
 from shared.runs.folder import Run, code_version
 from shared.settings import plans_root, price_per_hour
 from shared.training import member
@@ -147,11 +147,12 @@ def evaluate(this: Run) -> dict[str, Any]:
 
 
 def export(this: Run) -> dict[str, Any]:
-    """The last fold's members as a published model, checked against the trained ones, and explained."""
+    """The last fold's members as a published model, checked, with small forms beside it, and explained."""
 
     def work() -> dict[str, Any]:
         trained = _result(this, "train")
         last = len(trained["folds"]) - 1
+        members = trained["members"][-1]
         model = str(this.path / "model")
         card = {
             "domain": this.domain.name,
@@ -162,7 +163,21 @@ def export(this: Run) -> dict[str, Any]:
             "code_version": this.manifest["code_version"],
         }
         what = (this.domain.name, str(_prepared(this)), this.config.model_dump(), last)
-        checked = worker.call(exporting.export, *what, trained["members"][-1], model, card)
+        checked = worker.call(exporting.export, *what, members, model, card)
+        checked = small_forms.add(
+            this.domain.name,
+            str(_prepared(this)),
+            this.config,
+            last,
+            members,
+            this.path / "model",
+            this.path / "work" / "forms",
+            _plan(this),
+            checked,
+        )
+        this.note(forms=checked["forms"])
+        metrics = files.read_json(this.path / "metrics.json")
+        files.write_json(this.path / "metrics.json", {**metrics, "forms": checked["forms"]})
         if type(this.domain).explain is not Domain.explain:
             places = (model, str(this.path / "work"), str(this.path / "figures"))
             _add_figures(this, worker.call(exporting.explain, *what, *places))

@@ -2,7 +2,9 @@
 
 A mixed-precision model keeps its policy when saved and runs badly elsewhere, so the model is
 built again under float32 and given the trained weights (which are float32 anyway). Each
-member becomes a SavedModel with the signature ``serve`` and a ``.keras`` file.
+member becomes a SavedModel with named signatures (``shared/runs/saved_model.py``) and a
+``.keras`` file that loads in Keras's safe mode; small forms come beside them
+(``shared/runs/small_forms.py``).
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from shared.errors import CasebookError
 from shared.evaluation.champion import write_seen
 from shared.evaluation.predictions import read_predictions
 from shared.plan import ExecutionPlan
+from shared.runs import forms, saved_model
+from shared.runs.forms import KERAS, PLACES, SAVED_MODEL, Form
 from shared.runs.predictor import Predictor, undamaged
 from shared.runs.registry import MODEL_CARD
 
 if TYPE_CHECKING:
     import keras
+
+    from shared.runs.yardstick import Yardstick
 
 TOLERANCE = {"float32": 1e-4, "mixed_bfloat16": 5e-2, "mixed_float16": 1e-2}
 """Largest difference between export and trained model, in units of the outputs' spread."""
@@ -51,59 +57,116 @@ def export(
     Returns:
         ``max_difference`` between the export's outputs and those of the trained model on the
         test split (in units of their standard deviation), ``tolerance``, ``size_bytes``,
-        ``parameters`` of one member.
+        ``parameters`` of one member, and ``forms``: the table of :mod:`shared.runs.forms` with
+        SavedModel and ``.keras``. A ``.keras`` that cannot be loaded in safe mode, or says
+        something else, is left out.
 
     Raises:
         CasebookError: The export's outputs are off by more than the tolerance.
     """
     import keras
 
-    from shared.training.member import rebuild
+    from shared.runs.yardstick import Yardstick, difference
 
-    body = find(domain)
-    settings = body.Config.model_validate(config)
-    where = Path(prepared)
-    chosen = body.folds(where, settings)[fold]
+    yardstick = Yardstick(domain, prepared, config, fold, members)
+    body, where, settings, chosen = yardstick.domain, yardstick.prepared, yardstick.config, yardstick.fold
     building = Path(out).with_name(f".{Path(out).name}-building")
     shutil.rmtree(building, ignore_errors=True)
     parameters = 0
-    difference = 0.0
+    worst = 0.0
     tolerance = TOLERANCE["float32"]
+    said = []
     for number, member in enumerate(members):
         keras.utils.clear_session()
         keras.config.set_dtype_policy("float32")
-        model = rebuild(body, where, settings, chosen, Path(member))
+        model = yardstick.rebuilt(member)
         parameters = int(model.count_params())
         place = building / f"member-{number}"
         place.mkdir(parents=True)
-        model.export(str(place / "saved_model"), verbose=False)
-        model.save(place / "model.keras")
+        saved_model.write(model, place / PLACES[SAVED_MODEL])
+        model.save(place / PLACES[KERAS])
         report = files.read_json(Path(member) / "done.json")
         tolerance = max(tolerance, TOLERANCE[report["precision"]])
-        trained = read_predictions(Path(member) / "test.npz")
-        loaded = Predictor([place / "saved_model"])
-        exported = predictions_of(loaded, body, where, settings, chosen, "test")
-        difference = max(difference, _difference(exported.values, trained.values))
-    # Not: difference > tolerance. NaN must fail, too.
-    if not difference <= tolerance:
+        loaded = Predictor([place / PLACES[SAVED_MODEL]])
+        said.append(predictions_of(loaded, body, where, settings, chosen, "test").values)
+        found = difference(said[-1], read_predictions(Path(member) / "test.npz").values)
+        worst = max(worst, found) if found == found else found
+    # Not: worst > tolerance. NaN must fail, too.
+    if not worst <= tolerance:
         raise CasebookError(
-            f"The exported model differs from the trained one by {difference:.2g} of its outputs' spread; "
+            f"The exported model differs from the trained one by {worst:.2g} of its outputs' spread; "
             f"at most {tolerance:.2g} is allowed.",
             "Train in float32 (--plan.precision float32); if that differs too, a layer behaves otherwise "
             "when it is exported.",
         )
     write_seen(building, chosen)
     files.write_json(building / MODEL_CARD, {**card, "members": len(members)})
+    mean = np.asarray(np.mean(said, axis=0, dtype=np.float64), np.float32)
+    predictor = loaded if len(members) == 1 else Predictor.load(building)
+    rows = [
+        _saved_model_row(yardstick, predictor, building, mean, tolerance),
+        _keras_row(yardstick, building, len(members), tolerance),
+    ]
     size = sum(file.stat().st_size for file in building.rglob("*") if file.is_file())
     shutil.rmtree(out, ignore_errors=True)
     building.rename(out)
     files.sync_folder(Path(out).parent)
     return {
-        "max_difference": difference,
+        "max_difference": worst,
         "tolerance": tolerance,
         "size_bytes": size,
         "parameters": parameters,
+        "forms": forms.table(rows, yardstick.trained, margin=settings.export.margin),
     }
+
+
+def _saved_model_row(
+    yardstick: Yardstick, predictor: Predictor, building: Path, mean: np.ndarray, tolerance: float
+) -> Form:
+    predictor.warm(yardstick.example())  # latency is that of answering in real time
+    places = sorted(building.glob(f"member-*/{PLACES[SAVED_MODEL]}"))
+    found = yardstick.measure(predictor, places, values=mean[yardstick.positions])
+    return forms.exact(SAVED_MODEL, found, yardstick.trained, tolerance=tolerance)
+
+
+def _keras_row(yardstick: Yardstick, building: Path, members: int, tolerance: float) -> Form:
+    places = [building / f"member-{number}" / PLACES[KERAS] for number in range(members)]
+    try:
+        found = yardstick.measure(KerasPredictor(places), places)
+        row = forms.exact(KERAS, found, yardstick.trained, tolerance=tolerance)
+    except Exception as error:  # Keras raises a dozen kinds; a Lambda layer is refused in safe mode
+        line = (str(error).strip().splitlines() or [""])[0]
+        row = Form(KERAS, published=False, reason=f"{type(error).__name__}: {line[:200]}")
+    if not row.published:
+        for place in places:
+            place.unlink(missing_ok=True)
+    return row
+
+
+class KerasPredictor:
+    """The ``.keras`` files of all members, loaded in safe mode; the outputs are their mean.
+
+    Args:
+        paths: One file a member. The domain's own layers must have been imported.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        import keras
+        import tensorflow as tf
+
+        models = [keras.models.load_model(path, safe_mode=True, compile=False) for path in paths]
+
+        def mean(x: Any) -> Any:
+            said = [tf.cast(model(x, training=False), tf.float64) for model in models]
+            return tf.cast(tf.add_n(said) / len(said), tf.float32)
+
+        self._run = tf.function(mean, reduce_retracing=True)
+
+    def __call__(self, x: Any) -> np.ndarray:
+        """Mean output, float32 ``[B, ...]``, of a batch ``[B, ...]`` (array, or dict or list of them)."""
+        import tensorflow as tf
+
+        return np.asarray(self._run(tf.nest.map_structure(tf.convert_to_tensor, x)))
 
 
 def explain(
@@ -137,7 +200,8 @@ def keras_model(path: Path) -> keras.Model:
     import keras
 
     with undamaged(Path(path)):
-        return keras.models.load_model(Path(path) / "member-0" / "model.keras", safe_mode=True, compile=False)
+        place = Path(path) / "member-0" / PLACES[KERAS]
+        return keras.models.load_model(place, safe_mode=True, compile=False)
 
 
 def predictions_of(
@@ -160,8 +224,3 @@ def predictions_of(
         np.concatenate(truths)[: source.count],
         groups,
     )
-
-
-def _difference(exported: np.ndarray, trained: np.ndarray) -> float:
-    spread = float(np.std(trained)) or 1.0
-    return float(np.max(np.abs(exported.astype(np.float64) - trained))) / spread

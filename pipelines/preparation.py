@@ -16,7 +16,8 @@ from typing import Any
 from shared import files, fingerprint, worker
 from shared.config import DomainConfig
 from shared.contract import Domain, find
-from shared.runs.folder import code_version
+from shared.errors import CasebookError
+from shared.runs.folder import Run, code_version
 from shared.settings import prepared_root
 
 log = logging.getLogger("casebook.steps")
@@ -28,8 +29,7 @@ NOT_DATA = set(DomainConfig.model_fields) - {"source"}
 
 def prepared(domain: Domain, config: DomainConfig) -> Path:
     """The prepared folder of ``config``'s source, made now or kept from before."""
-    data = {key: value for key, value in config.model_dump().items() if key not in NOT_DATA}
-    name = fingerprint.of(domain.name, fingerprint.of_source(config.source), data, code_version(domain))
+    name = _name(domain, config)
     final = prepared_root(domain.name) / name
     if (final / "card.json").is_file():
         log.info("Prepared data %s is kept from before", name)
@@ -51,6 +51,32 @@ def prepared(domain: Domain, config: DomainConfig) -> Path:
     return final
 
 
+def again(this: Run, folder: Path) -> Path:
+    """``folder``, the data that a run was begun with; where it was deleted since, they are prepared again.
+
+    Raises:
+        CasebookError: The same data can no longer be prepared.
+    """
+    if (folder / "card.json").is_file():
+        return folder
+    log.warning("The prepared data %s of run %s are gone and are prepared again.", folder.name, this.id)
+    begun = this.manifest["inputs"]
+    name = _name(this.domain, this.config)
+    if name != begun["prepared"] and code_version(this.domain) == this.manifest["code_version"]:
+        raise _other_data(this, f"the source {this.config.source} has changed since")
+    made = prepared(this.domain, this.config)
+    if files.read_json(made / "card.json")["fingerprint"] != begun["data"]:
+        raise _other_data(this, f"what {this.config.source} and today's code make is something else")
+    return made
+
+
+def _other_data(this: Run, why: str) -> CasebookError:
+    return CasebookError(
+        f"Run {this.id} cannot go on: its prepared data were deleted, and {why}.",
+        f"Start a new run: `casebook run {this.domain.name}`.",
+    )
+
+
 def _sweep(folder: Path) -> None:
     """Removes what killed preparations left, once nothing in it has changed for a day."""
     for left in folder.glob(".*"):
@@ -58,6 +84,12 @@ def _sweep(folder: Path) -> None:
             changed = max(path.stat().st_mtime for path in (left, *left.rglob("*")))
             if left.is_dir() and changed < time.time() - _STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _name(domain: Domain, config: DomainConfig) -> str:
+    """The fingerprint of everything that makes the prepared data."""
+    data = {key: value for key, value in config.model_dump().items() if key not in NOT_DATA}
+    return fingerprint.of(domain.name, fingerprint.of_source(config.source), data, code_version(domain))
 
 
 def still_known(domain: Domain, config: Mapping[str, Any]) -> dict[str, Any]:

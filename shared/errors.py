@@ -49,6 +49,10 @@ class TrainingError(CasebookError):
     """Training stopped because its numbers are no longer sound (NaN, Inf, divergence)."""
 
 
+class BusyError(CasebookError):
+    """Another process works on that; it is none of ours to end or to clean up."""
+
+
 class WorkerError(CasebookError):
     """A child process did not deliver: it timed out, was killed or ran out of memory."""
 

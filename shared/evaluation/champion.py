@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from shared import files
-from shared.contract import Fold, Published, Split, find
+from shared.contract import Fold, Published, find
 from shared.evaluation.comparison import MODEL, bootstrap
 from shared.evaluation.predictions import read_predictions, write_predictions
 
@@ -23,34 +23,61 @@ SEEN = "seen.npz"
 
 
 def write_seen(model: Path, fold: Fold) -> None:
-    """Writes which groups (or keys) and which last moment a model has seen."""
-    positions = np.concatenate([fold.splits["train"], fold.splits["validation"]])
-    arrays = {"names": _units(fold)[positions].astype(str)}
-    if fold.spans is not None:
-        arrays["until"] = np.asarray(fold.spans[positions, 1].max())
-    files.write_npz(model / SEEN, **arrays)
+    """Writes which groups (or keys) and which last moment a model has seen, and of these has been trained on.
+
+    In the file ``names`` and ``until`` are of train and validation together, ``trained`` and
+    ``trained_until`` of train alone; the moments are left out where examples have no spans.
+    """
+    train = fold.splits["train"]
+    seen = np.concatenate([train, fold.splits["validation"]])
+    files.write_npz(
+        model / SEEN,
+        **_of(fold, seen, "names", "until"),
+        **_of(fold, train, "trained", "trained_until"),
+    )
+
+
+def _of(fold: Fold, positions: np.ndarray, names: str, until: str) -> dict[str, np.ndarray]:
+    arrays = {names: np.unique(_units(fold)[positions].astype(str))}
+    if fold.spans is not None and len(positions):
+        arrays[until] = np.asarray(fold.spans[positions, 1].max())
+    return arrays
 
 
 def add_seen(model: Path, earlier: Path) -> None:
     """Adds what the model behind ``earlier`` has seen: ``model`` was trained on from its weights."""
-    with np.load(model / SEEN, allow_pickle=False) as mine, np.load(earlier, allow_pickle=False) as theirs:
-        arrays = {"names": np.union1d(mine["names"], theirs["names"])}
-        until = [kept["until"] for kept in (mine, theirs) if "until" in kept]
-        if until:
-            arrays["until"] = np.asarray(max(until))
+    mine, theirs = _seen(model / SEEN), _seen(earlier)
+    arrays = {name: np.union1d(mine[name], theirs[name]) for name in ("names", "trained")}
+    for name in ("until", "trained_until"):
+        moments = [kept[name] for kept in (mine, theirs) if name in kept]
+        if moments:
+            arrays[name] = np.asarray(max(moments))
     files.write_npz(model / SEEN, **arrays)
 
 
-def fair(fold: Fold, seen: Path, split: Split = "test") -> np.ndarray:
-    """Positions (into ``fold.splits[split]``) that the model behind ``seen`` has not seen."""
+def fair(fold: Fold, seen: Path, split: Literal["validation", "test"] = "test") -> np.ndarray:
+    """Positions (into ``fold.splits[split]``) that the model behind ``seen`` may be judged by.
+
+    In test: what it was neither trained nor tuned on. In validation: what it was not trained on;
+    to be tuned on them is what these are for.
+    """
     positions = fold.splits[split]
-    with np.load(seen, allow_pickle=False) as kept:
-        names = kept["names"]
-        until = kept.get("until", None)
-    fresh = ~np.isin(_units(fold)[positions].astype(str), names)
-    if until is not None and fold.spans is not None:
-        fresh &= fold.spans[positions, 0] > until
+    kept = _seen(seen)
+    names, until = ("names", "until") if split == "test" else ("trained", "trained_until")
+    fresh = ~np.isin(_units(fold)[positions].astype(str), kept[names])
+    if until in kept and fold.spans is not None:
+        fresh &= fold.spans[positions, 0] > kept[until]
     return np.flatnonzero(fresh)
+
+
+def _seen(file: Path) -> dict[str, np.ndarray]:
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
+        kept = {name: stored[name] for name in stored.files}
+    if "trained" not in kept:  # of a version that told train and validation together
+        kept["trained"] = kept["names"]
+        if "until" in kept:
+            kept["trained_until"] = kept["until"]
+    return kept
 
 
 def match(

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from shared import files, fingerprint
 from shared.config import DomainConfig, build, to_toml
 from shared.contract import Domain, find
-from shared.errors import CasebookError, InputError, did_you_mean
+from shared.errors import BusyError, CasebookError, InputError, did_you_mean
 from shared.settings import runs_root
 
 STEPS = ("ingest", "plan", "train", "evaluate", "export", "gate", "publish", "report")
@@ -91,7 +91,7 @@ class Run:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise CasebookError(
+            raise BusyError(
                 f"Run {self.id} is being worked on by another process.", "Wait for it, or end that process."
             ) from None
         try:

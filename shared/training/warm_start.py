@@ -1,10 +1,10 @@
 """Warm start: a retraining that begins with the champion's weights instead of new ones.
 
-A champion has seen examples. Where a fold tests or tunes on any of them, its numbers would praise
-what was learnt by heart; such a fold starts from new weights, and says so. Whether an example is
-fair is asked of the same file, and in the same words, as in a match with the champion
-(``shared/evaluation/champion.py``): by groups, and by time. What a retrained model has seen is
-what it was trained on *and* what the champion had seen.
+A champion has seen examples. Where a fold is tested on any of them, or tuned on any that the
+champion was trained on, its numbers would praise what was learnt by heart; such a fold starts from
+new weights, and says so. Whether an example is fair is asked as in a match with the champion
+(``shared/evaluation/champion.py``): by groups, and by time. What a retrained model has seen is what
+it was trained on *and* what the champion had seen.
 
 Only the last phase is trained: the earlier ones lead to what the champion already is. Its start
 counts as an epoch, and is kept where no epoch is better.
@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared import files
 from shared.contract import Domain, Fold, Phase
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("casebook.training")
 
 WEIGHTS = "weights.npz"
-"""In a published member's folder: every variable by path, as training left it."""
+"""In a published member's folder: every variable by path, as training left it. Found by name, so that
+a difference is an error; Keras's own loading by layer leaves new what it does not find."""
 
 REMEDY = "Start from new weights: --train.from scratch."
 
@@ -68,10 +69,7 @@ class Start:
             (variable, variable.numpy()) for variable in model.variables if "seed_generator" in variable.path
         ]
         try:
-            if (self.weights / WEIGHTS).is_file():
-                checkpoint.read_weights(self.weights / WEIGHTS, model)
-            else:  # published by a version that did not keep them
-                checkpoint.assign(model.variables, _saved(self.weights), f"The champion in {self.weights}")
+            checkpoint.read_weights(self.weights / WEIGHTS, model)
         except CasebookError as error:
             raise InputError(
                 f"Training cannot start from the champion (run {self.run}): {error.message}", REMEDY
@@ -106,7 +104,7 @@ def decided(
     if synthetic and not _made_up(prepared):
         start = Start(None, run, "The champion was trained on synthetic data, and these are real.")
     elif unfair:
-        start = Start(None, run, f"The champion was trained or tuned on {unfair}.")
+        start = Start(None, run, f"The champion was {unfair}.")
     else:
         seeds = domain.members(config)
         number = seeds.index(seed) if seed in seeds[:members] else 0
@@ -118,17 +116,21 @@ def decided(
 
 
 def seen_in(fold: Fold, seen: Path) -> str:
-    """Which of the fold's test and validation examples a champion has seen; empty where it saw none.
+    """What of the fold's test and validation a champion knows; empty where the two are fair to it.
 
     Args:
         seen: The champion's ``seen.npz``.
     """
     found = []
-    for split in ("test", "validation"):
-        count = len(fold.splits[split])  # type: ignore[index]
-        known = count - len(champion.fair(fold, seen, split))  # type: ignore[arg-type]
+    splits: tuple[tuple[Literal["test", "validation"], str], ...] = (
+        ("test", "trained or tuned on"),
+        ("validation", "trained on"),
+    )
+    for split, how in splits:
+        count = len(fold.splits[split])
+        known = count - len(champion.fair(fold, seen, split))
         if known:
-            found.append(f"{known} of the {count} {split} examples")
+            found.append(f"{how} {known} of the {count} {split} examples")
     return " and ".join(found)
 
 
@@ -168,14 +170,3 @@ def _made_up(prepared: Path) -> bool:
         return bool(files.read_json(prepared / "card.json")["synthetic"])
     except (OSError, ValueError, KeyError):
         return False
-
-
-def _saved(member: Path) -> dict[str, Any]:
-    """The variables of a published ``.keras`` file, by path."""
-    import keras
-
-    try:
-        saved = keras.models.load_model(member / "model.keras", safe_mode=True, compile=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CasebookError(f"{member / 'model.keras'} cannot be loaded: {error}") from error
-    return checkpoint.values(saved.variables)

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipelines import preparation
-from shared import accelerator, files, progress, worker
+from pipelines import preparation, release, training
+from shared import files, progress, worker
 from shared.config import build, knobs
 from shared.contract import Domain, find
 from shared.errors import CasebookError
@@ -28,7 +28,7 @@ from shared.runs import export as exporting
 from shared.runs import history, registry, small_forms
 from shared.runs.folder import Run, code_version
 from shared.settings import plans_root, price_per_hour
-from shared.training import member
+from shared.training import warm_start
 
 log = logging.getLogger("casebook.steps")
 
@@ -46,7 +46,7 @@ def opened(domain: str, config: Mapping[str, Any] | None = None, run: str | None
     if this.manifest["code_version"] != code_version(body):
         log.warning("The code has changed since run %s began: its numbers mix both.", this.id)
     started = time.time()
-    with this.held():
+    with release.at_the_end(this.config.accelerator), this.held():
         this.set_state("running")
         try:
             yield this
@@ -61,7 +61,6 @@ def opened(domain: str, config: Mapping[str, Any] | None = None, run: str | None
             this.set_state("done")
         finally:
             this.note(cost=_cost(this, time.time() - started))
-            accelerator.release(this.config.accelerator)
 
 
 def ingest(this: Run) -> dict[str, Any]:
@@ -102,6 +101,7 @@ def train(this: Run) -> dict[str, Any]:
     def work() -> dict[str, Any]:
         folds = [fold.name for fold in this.domain.folds(_prepared(this), this.config)]
         seeds = this.domain.members(this.config)
+        start = training.champion(this)
         members: list[list[str]] = []
         reports = []
         for number, name in enumerate(folds):
@@ -110,9 +110,10 @@ def train(this: Run) -> dict[str, Any]:
                 position = number * len(seeds) + len(members[-1])
                 progress.emit("training", position, len(folds) * len(seeds), note=f"fold {name}, seed {seed}")
                 folder = this.path / "work" / f"fold-{number}" / f"seed-{seed}"
-                reports.append(_train_member(this, number, seed, folder))
+                reports.append(_train_member(this, number, seed, folder, start=start))
                 members[-1].append(str(folder))
         progress.emit("training", len(folds) * len(seeds), len(folds) * len(seeds))
+        training.note_starts(this, reports)
         trained = {"folds": folds, "seeds": seeds, "members": members, "reports": reports}
         history.merge(this.path, trained)
         return trained
@@ -181,6 +182,8 @@ def export(this: Run) -> dict[str, Any]:
         if type(this.domain).explain is not Domain.explain:
             places = (model, str(this.path / "work"), str(this.path / "figures"))
             _add_figures(this, worker.call(exporting.explain, *what, *places))
+        theirs = trained["reports"][-len(trained["seeds"]) :]
+        warm_start.keep(this.path / "model", trained["members"][-1], theirs, training.champion(this))
         return checked
 
     return this.step("export", work)
@@ -274,19 +277,7 @@ def outcome(this: Run) -> dict[str, Any]:
 
 
 def _train_member(this: Run, fold: int, seed: int, folder: Path, **options: Any) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
-    return worker.call(
-        member.train_member,
-        this.domain.name,
-        str(_prepared(this)),
-        this.config.model_dump(),
-        fold,
-        seed,
-        _plan(this).to_dict(),
-        str(folder),
-        timeout=this.config.train.hours * 3600,
-        **options,
-    )
+    return training.train(this, _prepared(this), _plan(this), fold, seed, folder, **options)
 
 
 def _against_champion(this: Run) -> dict[str, Any] | None:
@@ -328,7 +319,7 @@ def _add_figures(this: Run, figures: list[dict[str, str]]) -> None:
 
 
 def _prepared(this: Run) -> Path:
-    return Path(_result(this, "ingest")["prepared"])
+    return preparation.again(this, Path(_result(this, "ingest")["prepared"]))
 
 
 def _plan(this: Run) -> ExecutionPlan:

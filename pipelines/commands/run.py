@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json as jsonlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines import release
 from pipelines.cli import HELD
 from pipelines.commands.options import QUIET, Screen, Settings, Switch, configured
-from shared.config import AcceleratorSection
 from shared.errors import CasebookError, InputError
 from shared.fingerprint import check_source
 
@@ -71,7 +69,7 @@ def run(
     }
     _, resolved = configured(domain, settings, config=config, options=options, words=_RUN_WORDS)
     check_source(resolved.source)  # before Prefect starts and a run's folder is made
-    with _released(resolved.accelerator):
+    with release.at_the_end(resolved.accelerator):
         return _train(
             domain, resolved.model_dump(mode="json"), None, fail_on_hold=fail_on_hold, screen=screen
         )
@@ -90,12 +88,12 @@ def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen
     from shared.runs.folder import Run
 
     stopped = Run.open(run)
-    if stopped.manifest["state"] == "done":
+    if stopped.manifest["state"] == "done" and (stopped.path / "report.html").is_file():
         from pipelines.terminal import messages
 
         messages().print(f"Run {stopped.id} is done; there is nothing to go on with.", markup=False)
         return _show(stopped.path, fail_on_hold=fail_on_hold, screen=screen)
-    with _released(stopped.config.accelerator):
+    with release.at_the_end(stopped.config.accelerator):
         return _train(stopped.domain.name, {}, str(stopped.path), fail_on_hold=fail_on_hold, screen=screen)
 
 
@@ -130,17 +128,14 @@ def plan(
     from pipelines.preparation import prepared as prepare
     from pipelines.summary import show_plan
     from pipelines.terminal import output, showing
-    from shared import accelerator, worker
+    from shared import worker
     from shared.plan import for_domain
     from shared.settings import plans_root
 
     worker.warm_up()
-    try:
-        with showing():
-            prepared = prepare(body, resolved)
-            found = for_domain(body.name, prepared, resolved, plans=plans_root())
-    finally:
-        accelerator.release(resolved.accelerator)
+    with release.at_the_end(resolved.accelerator), showing():
+        prepared = prepare(body, resolved)
+        found = for_domain(body.name, prepared, resolved, plans=plans_root())
     if screen.json:
         print(jsonlib.dumps(found.to_dict(), indent=2))
     else:
@@ -196,19 +191,6 @@ def predict(
     from pipelines.terminal import output
 
     show_prediction(result, output())
-
-
-@contextmanager
-def _released(section: AcceleratorSection) -> Iterator[None]:
-    """The person's release command is run also where the flow ended before the run was opened."""
-    from shared import accelerator
-
-    before = accelerator.releases
-    try:
-        yield
-    finally:
-        if accelerator.releases == before:
-            accelerator.release(section)
 
 
 def _train(

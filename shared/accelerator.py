@@ -296,10 +296,6 @@ def probe(section: AcceleratorSection) -> Probe:
     return Probe(tf.__version__, keras.__version__, devices, device, placement, tpu, tuple(problems))
 
 
-releases = 0
-"""How often this process came to :func:`release`: a run that is never opened is released by who asked for it."""
-
-
 def release(section: AcceleratorSection, *, timeout: float = 120.0) -> bool | None:
     """Runs the person's ``release_command``, e.g. to stop the cloud machine.
 
@@ -308,8 +304,6 @@ def release(section: AcceleratorSection, *, timeout: float = 120.0) -> bool | No
     Returns:
         None where there is no command, else whether it succeeded; a failure is logged.
     """
-    global releases
-    releases += 1
     command = section.release_command
     if not command:
         return None

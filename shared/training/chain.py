@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,10 +21,13 @@ from shared.evaluation.predictions import write_predictions
 from shared.plan import ExecutionPlan
 from shared.training import checkpoint, crew, warm_start
 from shared.training.checkpoint import Checkpoint, Checkpoints
-from shared.training.loop import PhaseResult, Row, train_phase
+from shared.training.loop import PhaseResult, train_phase
 from shared.training.predict import predict
+from shared.training.profiling import Profile
+from shared.training.recorder import Recorder
+from shared.training.sampling import Sampler
 from shared.training.stopping import Stop
-from shared.training.watching import Watch
+from shared.training.watching import PROFILED, Watch, allocator_peak
 
 
 class Chain:
@@ -56,13 +57,24 @@ class Chain:
         self.stop = stop or Stop()
         self.determinism = determinism(device, config.accelerator.deterministic)
         self.checkpoints = home / "checkpoints"
-        self.history: list[Row] = []
+        self.recorder = Recorder(
+            home if self.crew.chief else None,
+            every_steps=config.run.log_steps,
+            tensorboard=config.run.tensorboard,
+        )
         self.sources: dict[Split, Source] = {}
         self.cache_left = plan.cache_bytes
 
     def run(self) -> dict[str, Any]:
-        with crew.told(self.crew):
-            return self.trained()
+        peak = allocator_peak(self.device.device, self.device.replicas)
+        with (
+            crew.told(self.crew),
+            Sampler(self.config.run.sample_seconds, allocator_peak=peak) as self.sampler,
+        ):
+            try:
+                return self.trained()
+            finally:
+                self.recorder.close()
 
     def trained(self) -> dict[str, Any]:
         started = time.perf_counter()
@@ -92,20 +104,11 @@ class Chain:
 
     def phase(self, index: int, phase: Phase, model: keras.Model) -> PhaseResult:
         """Trains one phase, or takes its result where an earlier attempt finished it."""
-        before = list(self.history)
-
-        def tell(rows: Sequence[Row]) -> None:
-            self.history = before + list(rows)
-            if not self.crew.chief:
-                return
-            write_history(self.home / "history.jsonl", self.history)
-            if self.config.run.tensorboard:
-                write_tensorboard(self.home / "tensorboard", self.history)
-
         finished = self.crew.share(self.finished(index) if self.crew.chief else None)
         if finished is not None:
             result = PhaseResult(**finished.meta)
             checkpoint.assign(model.variables, finished.groups["model"], "The finished phase")
+            self.recorder.back_to([*self.recorder.rows, *result.history])
         else:
             kept = Checkpoints(self.checkpoints, f"phase{index}")
             result = train_phase(
@@ -118,17 +121,25 @@ class Chain:
                 self.config.train,
                 seed=self.seed,
                 checkpoints=kept,
-                on_epoch=tell,
                 label=f"{self.fold.name} · {phase.name}",
                 determinism=self.determinism,
-                watch=Watch(stop=self.stop),
+                watch=self.watch(phase),
             )
             if self.crew.chief:
                 checkpoint.write_weights(self.checkpoints / f"best{index}.npz", model)
                 files.write_json(self.checkpoints / f"phase{index}.json", asdict(result))
                 kept.clear()
-        tell(result.history)
         return result
+
+    def watch(self, phase: Phase) -> Watch:
+        profiled = self.home / "profile" / phase.name if self.config.run.profile and self.crew.chief else None
+        return Watch(
+            callbacks=phase.callbacks(),
+            recorder=self.recorder,
+            sampler=self.sampler,
+            profile=Profile(profiled, **PROFILED),
+            stop=self.stop,
+        )
 
     def finished(self, index: int) -> Checkpoint | None:
         """Result and weights of a phase that an earlier attempt finished."""
@@ -177,7 +188,9 @@ class Chain:
     def summary(self, model: keras.Model, results: list[PhaseResult], seconds: float) -> dict[str, Any]:
         last = results[-1]
         phases = []
-        for name, result in zip(dict.fromkeys(row["phase"] for row in self.history), results, strict=True):
+        for name, result in zip(
+            dict.fromkeys(row["phase"] for row in self.recorder.rows), results, strict=True
+        ):
             shown = {key: value for key, value in asdict(result).items() if key != "history"}
             phases.append({"name": name, "epochs": result.epochs, **shown})
         return {
@@ -265,20 +278,3 @@ def shuffle_labels(source: Source, seed: int) -> Source:
         return (x, *gather(tf.gather(dealt, positions))[1:])
 
     return replace(source, gather=gather_dealt)
-
-
-def write_history(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One JSON object a line; NaN becomes null."""
-    lines = [json.dumps(files.plain(dict(row)), allow_nan=False) for row in rows]
-    files.write_text(path, "".join(line + "\n" for line in lines))
-
-
-def write_tensorboard(folder: Path, rows: Sequence[Row]) -> None:
-    """The last row's numbers as TensorBoard scalars, one series a phase; an epoch written twice is one point."""
-    row = rows[-1]
-    writer = tf.summary.create_file_writer(str(folder / str(row["phase"])))
-    with writer.as_default(step=int(row["epoch"])):
-        for name, value in row.items():
-            if isinstance(value, float):
-                tf.summary.scalar(name, value)
-    writer.close()

@@ -7,6 +7,7 @@ steps, and so must be made anew wherever the batch changes (transformers#25956 k
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from shared.errors import InputError
@@ -59,10 +60,18 @@ def rate(step: int, *, peak: float, total: int, warmup: int, kind: str = "cosine
 FLOOR = 0.01
 
 
+def is_plain(shape: Mapping[str, Any]) -> bool:
+    """Whether the rate never changes by itself; then it is a plain number, which Keras callbacks may set."""
+    return shape["kind"] == "constant" and not shape["warmup"]
+
+
 def schedule(*, peak: float, total: int, warmup: int, kind: str = "cosine") -> Any:
-    """:func:`rate` as a Keras schedule, to give to an optimizer."""
+    """:func:`rate` as a Keras schedule, or a number where it is one, to give to an optimizer."""
     import keras
     import tensorflow as tf
+
+    if is_plain({"kind": kind, "warmup": warmup}):
+        return peak
 
     class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> Any:

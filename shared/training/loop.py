@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -23,7 +23,8 @@ from shared.config import TrainSection
 from shared.contract import Phase, Source
 from shared.errors import TrainingError
 from shared.plan import ExecutionPlan
-from shared.training import checkpoint, crew, learning_rate, state
+from shared.training import checkpoint, crew, diagnosis, learning_rate, preflight, state
+from shared.training.callbacks import Callbacks
 from shared.training.checkpoint import Checkpoint, Checkpoints
 from shared.training.monitor import Monitor, require_sound
 from shared.training.predict import Evaluator, Forward
@@ -53,6 +54,8 @@ class PhaseResult:
         samples_per_second: Median over the epochs, training only.
         input_bound_share: Share of a step that waited for input, 0..1.
         advice: What to do about that share; empty where it is small.
+        notes: What else a person should know: 16 bits that go another way than float32, random
+            numbers that a resumed training will not repeat.
     """
 
     history: list[Row]
@@ -64,6 +67,7 @@ class PhaseResult:
     samples_per_second: float
     input_bound_share: float
     advice: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @property
     def epochs(self) -> int:
@@ -107,7 +111,7 @@ def train_phase(
         Stopped: It was told to stop, and a checkpoint was written.
         DeviceError: Another worker was lost.
     """
-    run = _PhaseRun(
+    this = _PhaseRun(
         strategy=strategy,
         model=model,
         phase=phase,
@@ -122,8 +126,11 @@ def train_phase(
         determinism=dict(determinism or {}),
         watch=watch or Watch(),
     )
-    with crew.told(run.crew):
-        return run.run()
+    with crew.told(this.crew):
+        try:
+            return this.run()
+        finally:
+            this.watch.profile.close()
 
 
 @dataclass
@@ -157,6 +164,9 @@ class _PhaseRun:
             )
         mode = self.phase.monitor_mode if self.monitored != "loss" else "min"
         self.state = State(Monitor(self.monitored, mode, self.section.patience))
+        self.earlier = list(self.watch.recorder.rows)
+        self.sampled: set[str] = set()
+        self.calls = 0
         self.scaled = self.plan.precision == "mixed_float16"
 
     def run(self) -> PhaseResult:
@@ -181,9 +191,18 @@ class _PhaseRun:
         metrics = {name: make() for name, make in self.phase.metrics.items()}
         forward = Forward(self.model, strategy=self.strategy)
         self.evaluator = Evaluator(forward, self.stepper.example_losses, metrics)
+        self.callbacks = Callbacks(
+            self.watch.callbacks,
+            self.model,
+            self.optimizer,
+            self.phase.loss,
+            epochs=self.epochs,
+            steps=self.steps,
+        )
         self.start()
         while not self.finished:
             self.one_epoch()
+        self.callbacks.end()
         if self.state.best is not None:
             checkpoint.assign(self.model.variables, self.state.best, "the best epoch's weights")
         return self.result()
@@ -192,13 +211,16 @@ class _PhaseRun:
         """From the newest checkpoint, or from the weights as they are."""
         found = self.checkpoints.newest() if self.checkpoints is not None and self.crew.chief else None
         found = self.crew.share(found)
+        self.callbacks.begin(None if found is None else found.meta.get("callbacks"))
         if found is not None:
             self.resume(found)
         elif self.phase.refines and self.validation is not None:
             self.count_the_start()
+        self.watch.recorder.back_to([*self.earlier, *self.state.history])
         self.good = self.moment()
         if not self.finished:
             self.cached_step = self.measure_cached_step()
+            self.state.notes = self.look_ahead(found is None)
             log.info(
                 "%s: %d examples, batch %d, %d steps an epoch, at most %d epochs, rate %.3g",
                 self.label, self.train.count, self.batch, self.steps, self.epochs, self.shape_of_rate["peak"],
@@ -241,19 +263,45 @@ class _PhaseRun:
         self.back()
         return seconds
 
+    def look_ahead(self, fresh: bool) -> list[str]:
+        """What a person should know of this phase before it runs; see ``preflight``."""
+        notes = preflight.random_state(self.stepper)
+        if self.plan.precision == "float32" or not self.section.check_precision or self.crew.size > 1:
+            return notes
+        if not fresh:
+            return [*notes, *(note for note in self.state.notes if note not in notes)]
+        notes += preflight.precision(
+            self.model,
+            self.phase.loss,
+            self.plan,
+            self.section,
+            self.strategy,
+            rate=self.shape_of_rate["peak"],
+            batches=self.batches(0),
+        )
+        self.back()
+        return notes
+
     def one_epoch(self) -> None:
         at = self.state
         last = saved = time.perf_counter()
         iterator = self.stepper.iterate(self.batches(at.epoch, at.step))
+        if at.step == 0:
+            self.callbacks.epoch_begin(at.epoch)
         while at.step < self.steps:
             count = min(self.plan.steps_per_call, self.steps - at.step)
+            self.callbacks.step_begin(at.step)
+            self.watch.profile.before_call(self.calls)
             taken = self.stepper.take(iterator, count, stop=self.watch.stop.asked)
+            self.watch.profile.after_call(self.calls)
+            self.calls += 1
             at.step += count
             at.loss, at.weight = at.loss + taken.loss, at.weight + taken.weight
             at.skipped += taken.unsound
             now = time.perf_counter()
             at.seconds, last = at.seconds + now - last, now
             self.check(taken)
+            self.callbacks.step_end(at.step - 1, {"loss": at.mean_loss})
             self.tell()
             if taken.stops:
                 self.leave()
@@ -267,6 +315,9 @@ class _PhaseRun:
         measured = self.validate()
         row.update({f"val_{name}": value for name, value in measured.items()})
         row["seconds"] = round(at.seconds + time.perf_counter() - last, 4)
+        used = self.watch.sampler.take()
+        self.sampled = set(used)
+        row.update(used)
         self.end_epoch(row, measured)
 
     def check(self, taken: Taken) -> None:
@@ -275,7 +326,10 @@ class _PhaseRun:
             self.require_sound(taken.loss)
         if taken.unsound and not self.scaled:
             self.require_sound()
-            self.unsound(f"the gradients of {taken.unsound} step(s) held NaN or Inf")
+            self.unsound(
+                f"Training stopped in {self.place()}: the gradients of {taken.unsound} step(s) held NaN or Inf.",
+                "Lower the learning rate, or clip gradients. The last good checkpoint is kept.",
+            )
 
     def require_sound(self, loss: float | None = None) -> None:
         try:
@@ -284,9 +338,18 @@ class _PhaseRun:
             self.unsound(error.message, error.remedy)
 
     def unsound(self, what: str, remedy: str = "") -> None:
-        """Goes back to the last good moment, and says what is wrong."""
-        self.back()
-        raise TrainingError(what, remedy)
+        """Finds where it comes from, goes back to the last good moment, and says so.
+
+        Raises:
+            TrainingError: Always.
+        """
+        log.warning("%s Looking for where it comes from.", what)
+        at, good = self.state, self.good.meta
+        since = int(good["step"]) if int(good["epoch"]) == at.epoch else 0
+        found = diagnosis.diagnose(
+            self.stepper, self.back, lambda: self.batches(at.epoch, since), at.step - since
+        )
+        raise TrainingError(f"{what} {found}", remedy)
 
     def back(self) -> None:
         state.put_back(self.good, self.model, self.optimizer)
@@ -319,20 +382,30 @@ class _PhaseRun:
     def end_epoch(self, row: Row, measured: Mapping[str, float]) -> None:
         at = self.state
         at.history.append(row)
+        logs = {"loss": row["loss"], "learning_rate": row["lr"]}
+        logs.update({f"val_{name}": value for name, value in measured.items()})
+        self.callbacks.epoch_end(at.epoch, logs)
         at.next_epoch()
         if at.monitor.update(at.epoch, measured[self.monitored] if measured else row["loss"]):
             at.best = checkpoint.values(self.model.variables)
+        at.halted = bool(self.crew.agree(self.callbacks.stop))
         self.log_row(row)
         self.save()
+        self.watch.recorder.epoch(row)
         if self.on_epoch:
             self.on_epoch(at.epochs)
 
     def validate(self) -> dict[str, float]:
         if self.validation is None:
             return {}
-        return dict(self.crew.agree(self.evaluator.run(self.validation, self.plan)))
+        self.callbacks.validation_begin()
+        measured = dict(self.crew.agree(self.evaluator.run(self.validation, self.plan)))
+        self.callbacks.validation_end(measured)
+        return measured
 
     def rate_now(self) -> float:
+        if learning_rate.is_plain(self.shape_of_rate):
+            return float(self.optimizer.learning_rate.numpy())  # a callback may have set it
         done = self.state.epoch * self.steps + max(0, self.state.step - 1)
         return learning_rate.rate(done, **self.shape_of_rate)
 
@@ -342,6 +415,15 @@ class _PhaseRun:
     def tell(self) -> None:
         """Reports the running loss, and the last validation's monitor beside it."""
         at = self.state
+        row = {
+            "phase": self.phase.name,
+            "epoch": at.epoch + 1,
+            "step": at.epoch * self.steps + at.step,
+            "loss": at.mean_loss,
+            "lr": self.rate_now(),
+        }
+        if self.watch.recorder.step(row):
+            at.history.append(self.watch.recorder.rows[-1])
         numbers: dict[str, Any] = {"loss": at.mean_loss}
         name = f"val_{self.monitored}"
         if at.epochs and name in at.epochs[-1]:
@@ -349,7 +431,11 @@ class _PhaseRun:
         progress.emit(self.label, at.epoch * self.steps + at.step, self.epochs * self.steps, **numbers)
 
     def log_row(self, row: Row) -> None:
-        numbers = " ".join(f"{name} {value:.4g}" for name, value in row.items() if isinstance(value, float))
+        numbers = " ".join(
+            f"{name} {value:.4g}"
+            for name, value in row.items()
+            if isinstance(value, float) and name not in self.sampled
+        )
         best = " (best)" if self.state.monitor.best_epoch == self.state.epoch else ""
         log.info("%s: epoch %d/%d %s%s", self.label, self.state.epoch, self.epochs, numbers, best)
 
@@ -365,6 +451,7 @@ class _PhaseRun:
 
     def save(self) -> None:
         """Keeps this moment: in memory, to go back to, and on the chief's disk."""
+        self.state.callbacks = self.callbacks.state() if self.watch.callbacks else None
         self.good = self.moment()
         if self.checkpoints is not None and self.crew.chief:
             self.checkpoints.save(self.good)
@@ -420,4 +507,5 @@ class _PhaseRun:
             samples_per_second=speed,
             input_bound_share=share,
             advice=advice,
+            notes=self.state.notes,
         )

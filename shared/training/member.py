@@ -2,7 +2,7 @@
 
 What it leaves in its folder::
 
-    history.jsonl     one line an epoch, of all phases
+    history.jsonl     one line an epoch, of all phases, and of steps in between
     weights.npz       every variable of the last phase's model at its best epoch, by path
     validation.npz    predictions: keys, values, truth[, groups]
     test.npz          the same for the test split

@@ -39,6 +39,7 @@ class State:
         best: Weights of the best epoch by variable path; None before there is one.
         halted: A callback has ended the training.
         callbacks: State of the person's Keras callbacks.
+        notes: Sentences for the person, see ``PhaseResult``.
     """
 
     monitor: Monitor
@@ -52,6 +53,7 @@ class State:
     best: dict[str, np.ndarray] | None = None
     halted: bool = False
     callbacks: Mapping[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def mean_loss(self) -> float:

@@ -21,6 +21,7 @@ from shared.config import TrainSection
 from shared.errors import CasebookError, TrainingError
 from shared.plan import ExecutionPlan
 from shared.training import crew
+from shared.training.replica_seeds import distinct_on_replicas
 
 log = logging.getLogger("casebook.training")
 
@@ -104,6 +105,7 @@ class Stepper:
         several = self.strategy.num_replicas_in_sync > 1
         self._statistics = moving_statistics(model) if several else []
         self._problem: CasebookError | None = None
+        self.graph: Any = None  # of the steps, once they are traced
         self._steps = tf.function(self._many)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
@@ -134,14 +136,21 @@ class Stepper:
         return Taken(float(loss), float(weight), int(unsound), int(stops))
 
     def _many(self, iterator: Any, steps: Any, stop: Any) -> Any:
+        self.graph = tf.compat.v1.get_default_graph()
         totals = tf.zeros([4], tf.float64)
         for _ in tf.range(steps):
-            per_replica = self.strategy.run(self._replica_step, args=(*next(iterator), stop))
+            per_replica = self._on_replicas(*next(iterator), stop)
             # The same on every replica, because everything in it is summed over them.
             totals += tf.cast(self.strategy.experimental_local_results(per_replica)[0], tf.float64)
         if self._statistics:
             self.strategy.run(self._average_statistics)
         return totals
+
+    def _on_replicas(self, *arguments: Any) -> Any:
+        if self.strategy.num_replicas_in_sync == 1:
+            return self.strategy.run(self._replica_step, args=arguments)
+        with distinct_on_replicas():
+            return self.strategy.run(self._replica_step, args=arguments)
 
     def _average_statistics(self) -> None:
         """Makes moving statistics equal on all replicas, so that any of them may be saved and evaluated.

@@ -20,7 +20,15 @@ from shared.evaluation.predictions import read_predictions
 from shared.training.member import rebuild, train_member
 from tests.shared.training import two_phases
 
-TIMES = ("seconds", "samples_per_second", "input_bound_share")
+TIMES = (
+    "seconds",
+    "samples_per_second",
+    "input_bound_share",
+    "cpu_share",
+    "machine_share",
+    "host_memory_gb",
+    "host_free_gb",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -237,12 +237,13 @@ def evaluation_batches(
     """Every example once, in order, in batches of one size: ``(x, y, weight)``.
 
     The last batch is filled with repeats of the last example at weight 0, so that no example is
-    lost and no replica gets an empty share.
+    lost and no replica gets an empty share. They are of the size of a micro-batch: where the whole
+    batch does not fit in training, it need not fit here.
 
     Args:
         part: As in :func:`training_batches`.
     """
-    size = min(plan.batch_size, -(-source.count // plan.replicas) * plan.replicas)
+    size = min(plan.batch_size // plan.accumulation, -(-source.count // plan.replicas) * plan.replicas)
     calls = plan.parallel_calls or tf.data.AUTOTUNE
     if source.gather is not None:
         positions = _part(np.arange(-(-source.count // size) * size), size, part)
@@ -360,7 +361,7 @@ def one_batch(source: Source, plan: ExecutionPlan, *, part: tuple[int, int] = AL
     Without shuffling and augmentation, which would read a stream's whole buffer for it.
     """
     size = training_batch_size(source.count, plan)
-    return evaluation_batches(source, replace(plan, batch_size=size), part=part).take(1).cache().repeat()
+    return evaluation_batches(source, replace(plan, batch_size=size, accumulation=1), part=part).take(1).cache().repeat()
 
 
 def _part(values: np.ndarray, size: int, part: tuple[int, int]) -> np.ndarray:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cloudpickle
@@ -43,8 +43,6 @@ def work(talk: int, output: int) -> None:
         output: Descriptor of the pipe for stdout and stderr.
     """
     code = 1
-    inherited = list(sys.modules)
-    me = os.getpid()
     try:
         server = os.getppid()
         with contextlib.suppress(OSError):
@@ -90,8 +88,6 @@ def work(talk: int, output: int) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-            if os.getpid() == me:  # and not a fork that came back from the function
-                remove_generated(but=inherited)
         os._exit(code)
 
 
@@ -296,12 +292,3 @@ def _portable(error: BaseException) -> bytes | None:
     except Exception:
         return None
     return data
-
-
-def remove_generated(but: Iterable[str] = ()) -> None:
-    """Removes the files that AutoGraph leaves to an ``atexit`` that these processes never reach."""
-    for name in [name for name in sys.modules if name.startswith("__autograph_generated_file")]:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and name not in but:
-            with contextlib.suppress(OSError):
-                os.unlink(file)

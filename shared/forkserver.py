@@ -21,21 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib
 import os
+import select
 import selectors
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from shared.forked import remove_generated, work
+from shared import autograph
+from shared.forked import work
 
 STATUS = struct.Struct("!qqqq")
 """What the server says of a child: (BEGUN, pid, 0), then (ENDED, exit status, peak RSS in KiB), or
@@ -57,15 +58,17 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
         # What a child leaves behind comes to this process, which buries it: the first process of a
         # container often buries nobody.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for name in preload:
-        try:
-            importlib.import_module(name)
-        except Exception:
-            # The child that needs it fails at its own import, with the right error.
-            traceback.print_exc()
+    control = socket.socket(fileno=control_fd)
+    with _leaving_with(control):
+        for name in preload:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                # The child that needs it fails at its own import, with the right error.
+                traceback.print_exc()
+    autograph.keep_in_memory()
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
 
-    control = socket.socket(fileno=control_fd)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -76,7 +79,7 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
-        ahead = _conversions()
+        ahead = autograph.conversions()
         while open_to_requests or children:
             ready = {key.fileobj for key, _ in selector.select(0 if ahead else None)}
             if ahead and not ready:
@@ -122,41 +125,33 @@ def serve(control_fd: int, preload: Sequence[str]) -> None:
                 print("No room for the pipes of another child: see ulimit -n.", file=sys.stderr, flush=True)
                 for fd in fds:
                     os.close(fd)
-    remove_generated()
     os._exit(0)
 
 
-def _conversions() -> list[Callable[[], object]]:
-    """What the server does while nobody asks for a child: AutoGraph's work on the training step.
+@contextlib.contextmanager
+def _leaving_with(control: socket.socket) -> Iterator[None]:
+    """Ends this process when the parent has gone, which it would else see only after seconds of imports.
 
-    Turning the step's source into graph code takes a second of CPU in every child, more than all
-    else in a trial of a small model; it is a matter of text, opens no device, and its results
-    are kept in a cache that children inherit. Where TensorFlow's insides have changed nothing is done.
+    The thread that looks has ended when the block has: a process that forks must have one only.
     """
-    step = sys.modules.get("shared.training.step")
-    if step is None:
-        return []
+    done_read, done_write = os.pipe()
+
+    def look() -> None:
+        poll = select.poll()
+        poll.register(control, select.POLLHUP)  # comes whatever requests still wait to be read
+        poll.register(done_read, select.POLLIN)
+        if (control.fileno(), select.POLLHUP) in [(fd, event & select.POLLHUP) for fd, event in poll.poll()]:
+            os._exit(1)
+
+    thread = threading.Thread(target=look)
+    thread.start()
     try:
-        from tensorflow.python.autograph.core.converter import ConversionOptions, ProgramContext
-        from tensorflow.python.autograph.impl import api
-    except ImportError:
-        return []
-
-    def convert(function: Any, asked_for: bool) -> None:
-        options = ConversionOptions(recursive=True, user_requested=asked_for, optional_features=())
-        with contextlib.suppress(Exception):
-            api._convert_actual(function, ProgramContext(options=options))
-
-    methods = [
-        function
-        for kind in vars(step).values()
-        if isinstance(kind, type) and kind.__module__ == "shared.training.step"
-        for name, function in vars(kind).items()
-        if callable(function) and not name.startswith("__") and name not in ("run", "iterate")
-    ]
-    # tf.function asks for those it wraps; what they call is converted without being asked for.
-    wrapped = ("_many", "_together")
-    return [functools.partial(convert, method, method.__name__ in wrapped) for method in reversed(methods)]
+        yield
+    finally:
+        os.write(done_write, b"d")
+        thread.join()
+        os.close(done_read)
+        os.close(done_write)
 
 
 def kill(pid: int) -> None:

@@ -88,19 +88,42 @@ def test_the_source_of_a_function_travels_with_it(place, tmp_path: Path):
     assert worker.call(traced, names["branch"]) == 6.0
 
 
-def test_autograph_leaves_no_files_behind(tmp_path: Path):
-    def convert() -> list[str]:
+def test_autograph_leaves_no_files_behind_even_where_it_is_killed(tmp_path: Path):
+    def convert(number: int = 0) -> list[str]:
         import tensorflow as tf
 
-        def plus_one(x):
-            return x + 1
+        def double_above(x, least):
+            if x > least:
+                return doubled(x)
+            return x
 
-        tf.function(plus_one)(tf.constant(1.0))
-        return [str(m.__file__) for n, m in list(sys.modules.items()) if n.startswith("__autograph_gen")]
+        def doubled(x):
+            return x * 2
 
-    files = worker.call(convert, environment={"TMPDIR": str(tmp_path)})
-    assert any(file.startswith(str(tmp_path)) for file in files)
-    assert list(tmp_path.glob("*.py")) == []
+        assert float(tf.function(double_above)(tf.constant(2.0), 1.0)) == 4.0
+        if number:
+            os.kill(os.getpid(), number)
+        return [name for name in sys.modules if name.startswith("__autograph_generated")]
+
+    places = {"TMPDIR": str(tmp_path), "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    assert worker.call(convert, environment=places) != []
+    assert worker.run(convert, signal.SIGKILL, environment=places).verdict is Verdict.KILLED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_in_graph_code_shows_the_lines_of_the_person():
+    def fail() -> None:
+        import tensorflow as tf
+
+        @tf.function
+        def step(x):
+            if x > 0:
+                x = x + not_defined_anywhere  # noqa: F821
+            return x
+
+        step(tf.constant(1.0))
+
+    assert "x = x + not_defined_anywhere" in worker.run(fail).message
 
 
 @pytest.mark.slow

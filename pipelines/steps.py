@@ -27,8 +27,8 @@ from shared.plan import ExecutionPlan, for_domain
 from shared.runs import export as exporting
 from shared.runs import history, registry, small_forms
 from shared.runs.folder import Run, code_version
-from shared.settings import plans_root, price_per_hour
-from shared.training import warm_start
+from shared.settings import plans_root, price_per_hour, runs_root
+from shared.training import warm_start, workers
 
 log = logging.getLogger("casebook.steps")
 
@@ -61,6 +61,7 @@ def opened(domain: str, config: Mapping[str, Any] | None = None, run: str | None
             this.set_state("done")
         finally:
             this.note(cost=_cost(this, time.time() - started))
+            workers.dismiss(this.config.accelerator, runs_root(), well=this.manifest["state"] == "done")
 
 
 def ingest(this: Run) -> dict[str, Any]:

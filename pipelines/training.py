@@ -14,7 +14,8 @@ from shared.errors import CasebookError, InputError, TrainingError
 from shared.plan import ExecutionPlan
 from shared.runs import registry
 from shared.runs.folder import Run
-from shared.training import member, warm_start
+from shared.settings import runs_root
+from shared.training import warm_start, workers
 
 log = logging.getLogger("casebook.steps")
 
@@ -79,8 +80,7 @@ def train(
     begun = plan.accumulation
     while True:
         now = replace(plan, accumulation=max(begun, int(this.manifest.get("micro_batches", 1))))
-        outcome = worker.run(
-            member.train_member,
+        outcome = workers.train(
             this.domain.name,
             str(prepared),
             this.config.model_dump(),
@@ -88,6 +88,7 @@ def train(
             seed,
             now.to_dict(),
             str(folder),
+            runs=runs_root(),
             timeout=this.config.train.hours * 3600,
             memory_bytes=_memory_limit(this, plan),
             **options,

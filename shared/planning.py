@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shared import files, fingerprint, lock, mixed_precision, progress, worker
+from shared import cluster, crew_plan, files, fingerprint, lock, mixed_precision, progress, worker
 from shared.batch_size import Search, check_given_size, ladder, micro_batches
 from shared.config import AcceleratorSection, PlanSection, TrainSection
 from shared.errors import CasebookError, DeviceError, InputError, TrainingError
@@ -31,6 +30,9 @@ CACHE_SHARE = 0.4
 
 RAM_BUDGET_SHARE = 0.1
 """Of the memory that is free, how much tf.data's buffers may take (its own default is half of all)."""
+
+_NO_CLUSTER = {cluster.VARIABLE: ""}
+"""Trials are one process's, whatever crew it will train with."""
 
 DESCRIBE_SECONDS = 600.0
 """Limit of building the model and reading one example. Not a trial: it may download weights."""
@@ -54,14 +56,26 @@ def make(
     Raises:
         DeviceError, InputError, TrainingError: See :func:`shared.plan.for_domain`.
     """
-    if device.device == "workers" or (device.device == "auto" and os.environ.get("TF_CONFIG")):
-        raise DeviceError(
-            "Planning over workers is not part of this version.",
-            "Take accelerator.device = gpus, gpu or cpu.",
-        )
+    size = cluster.size(device)
+    if size == 1:
+        return _alone(recipe, section, device, train, plans, name)
+    return crew_plan.over(
+        size, section, device, lambda own, one: _alone(recipe, own, one, train, plans, name)
+    )
+
+
+def _alone(
+    recipe: Recipe,
+    section: PlanSection,
+    device: AcceleratorSection,
+    train: TrainSection,
+    plans: Path | None,
+    name: str,
+) -> ExecutionPlan:
+    """For one process."""
     with lock.held():
         progress.emit("plan", 0, None, note="looking at the device and the model")
-        outcome = worker.run(describe, recipe, device, timeout=DESCRIBE_SECONDS)
+        outcome = worker.run(describe, recipe, device, timeout=DESCRIBE_SECONDS, environment=_NO_CLUSTER)
         if outcome.verdict is not worker.Verdict.OK:
             raise _as_error(outcome, "Building the model and reading an example")
         here = _Place(outcome.value, machine(), section, device, train)
@@ -250,6 +264,7 @@ class _Trials:
             settings,
             timeout=seconds,
             memory_bytes=self.here.memory_limit(),
+            environment=_NO_CLUSTER,
         )
         if outcome.verdict is worker.Verdict.BUG:
             # A model that cannot be compiled by XLA, or fails in 16 bits, is trained without.

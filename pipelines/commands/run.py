@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pipelines import release
 from pipelines.cli import HELD
 from pipelines.commands.options import QUIET, Screen, Settings, Switch, configured
+from shared.config import AcceleratorSection
 from shared.errors import CasebookError, InputError
 from shared.fingerprint import check_source
 
@@ -20,6 +21,7 @@ _RUN_WORDS = (
     "price-per-hour",
     "replan",
     "guards",
+    "workers",
     "verbose",
     "debug",
     "json",
@@ -38,6 +40,7 @@ def run(
     price_per_hour: float | None = None,
     replan: Switch = False,
     guards: Literal["standard", "full"] | None = None,
+    workers: int | None = None,
     screen: Screen = QUIET,
 ) -> int:
     """Train, judge and register a domain's model. Settings go as dotted flags: --train.epochs 5.
@@ -60,19 +63,47 @@ def run(
         Measure the plan again even where one is kept for this device.
     guards
         `full` also trains on shuffled labels, which must teach nothing.
+    workers
+        Train with this many processes on this machine. Over several machines: start the command on
+        each with its own TF_CONFIG, and CASEBOOK_RUNS on a folder that all share.
     """
     options = {
         "source": source,
         "run.price_per_hour": price_per_hour,
         "plan.replan": replan,
         "gate.guards": guards,
+        "accelerator.workers": workers,
     }
     _, resolved = configured(domain, settings, config=config, options=options, words=_RUN_WORDS)
+    if _is_hand(resolved.accelerator):
+        return _train_along(resolved.accelerator)
     check_source(resolved.source)  # before Prefect starts and a run's folder is made
     with release.at_the_end(resolved.accelerator):
         return _train(
             domain, resolved.model_dump(mode="json"), None, fail_on_hold=fail_on_hold, screen=screen
         )
+
+
+def _is_hand(section: AcceleratorSection) -> bool:
+    """Whether this is one of several workers, and not the chief: it trains along, and makes no run."""
+    from shared import cluster
+
+    return section.workers == 1 and cluster.size(section) > 1 and cluster.of_environment().index > 0
+
+
+def _train_along(section: AcceleratorSection) -> int:
+    """Trains each member that the chief announces, until the chief's run is over."""
+    from pipelines.terminal import messages, showing
+    from shared import worker
+    from shared.settings import runs_root
+    from shared.training import workers
+
+    worker.warm_up()
+    console = messages()
+    with release.at_the_end(section), showing(console):
+        trained = workers.follow(runs_root(), seconds=section.worker_seconds)
+    console.print(f"Trained {trained} member(s) along with the chief, whose run is over.", markup=False)
+    return 0
 
 
 def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen = QUIET) -> int:

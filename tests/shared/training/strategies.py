@@ -59,6 +59,14 @@ def _plain() -> Any:
     )
 
 
+def _line() -> Any:
+    import keras
+
+    return keras.Sequential(
+        [keras.layers.Input((5,)), keras.layers.Dense(16), keras.layers.Dense(1, dtype="float32")]
+    )
+
+
 def _synchronised() -> Any:
     return _normalised(synchronized=True)
 
@@ -149,8 +157,8 @@ def _overflow(strategy: Any, plan: ExecutionPlan) -> dict[str, Any]:
     from shared.training.step import make_stepper
 
     x, y = examples(BATCH, 2)
-    wild = x.copy()
-    wild[-1] = 60000.0  # finite in float16; its gradients are not
+    wild = y.copy()
+    wild[-1] = 1e4  # the loss is finite; its gradient times the loss scale is not, in float16
     index, size = crew.of(strategy).part
     mine = slice(index * BATCH // size, (index + 1) * BATCH // size)
     weight = np.ones(BATCH, np.float32)
@@ -158,7 +166,7 @@ def _overflow(strategy: Any, plan: ExecutionPlan) -> dict[str, Any]:
     keras.config.set_dtype_policy("mixed_float16")
     try:
         with strategy.scope():
-            model = _plain()
+            model = _line()
         stepper = make_stepper(
             model,
             keras.losses.mean_squared_error,
@@ -170,7 +178,7 @@ def _overflow(strategy: Any, plan: ExecutionPlan) -> dict[str, Any]:
         keras.config.set_dtype_policy("float32")
 
     def batches(given: np.ndarray) -> tf.data.Dataset:
-        part = tuple(value[mine] for value in (given, y, weight))
+        part = tuple(value[mine] for value in (x, given, weight))
         return tf.data.Dataset.from_tensors(part).repeat(2)
 
     def state() -> dict[str, Any]:
@@ -184,7 +192,7 @@ def _overflow(strategy: Any, plan: ExecutionPlan) -> dict[str, Any]:
     before = state()
     taken = stepper.take(stepper.iterate(batches(wild)), 1)
     skipped = state()
-    stepper.take(stepper.iterate(batches(x)), 1)
+    stepper.take(stepper.iterate(batches(y)), 1)
     return {"before": before, "unsound": taken.unsound, "skipped": skipped, "after": state()}
 
 

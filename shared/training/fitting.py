@@ -14,7 +14,8 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +26,11 @@ from shared import accelerator, input_pipeline, mixed_precision
 from shared.config import AcceleratorSection, TrainSection
 from shared.contract import Phase
 from shared.plan import ExecutionPlan
+from shared.training import stopping
 from shared.training.checkpoint import Checkpoints
 from shared.training.loop import PhaseResult, Row, train_phase
+from shared.training.stopping import Stop
+from shared.training.watching import Watch
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ def fit(
     checkpoints: Path | None = None,
     train: TrainSection | None = None,
     device: AcceleratorSection | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Trained:
     """Trains the model of ``model_fn`` on the data of ``data_fn`` as ``plan`` says.
 
@@ -92,13 +97,21 @@ def fit(
         checkpoints: Folder to keep checkpoints in and to resume from; default: none are kept. A
             finished training found there is not repeated.
         train: Patience, schedule, clipping and so on; default: :class:`shared.config.TrainSection`'s.
-        device: Where to run; default: the plan's device, or the best that answers.
+        device: Where to run; default: the plan's device, or the best that answers. Where ``TF_CONFIG``
+            names several workers, every one of them calls this with the same arguments.
+        callbacks: Keras callbacks. One that sets the learning rate needs ``train`` with a constant
+            schedule and no warm-up.
+
+    With ``checkpoints``, in the main thread, SIGTERM ends it after a checkpoint, with ``Stopped``.
 
     Raises:
         DeviceError, InputError, TrainingError: See their messages.
     """
     before = keras.config.dtype_policy().name
-    with accelerator.opened(device or AcceleratorSection(), plan=plan) as opened:
+    with (
+        stopping.listening() if checkpoints else nullcontext(Stop()) as stop,
+        accelerator.opened(device or AcceleratorSection(), plan=plan) as opened,
+    ):
         chosen = plan or unmeasured_plan(opened)
         try:
             mixed_precision.apply(chosen.precision)
@@ -131,6 +144,7 @@ def fit(
             train or TrainSection(),
             seed=seed,
             checkpoints=Checkpoints(checkpoints, "fit") if checkpoints else None,
+            watch=Watch(callbacks=callbacks, stop=stop),
         )
         return Trained(model, result, chosen, opened.device_name)
 

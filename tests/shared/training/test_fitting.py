@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import keras
 import numpy as np
 import pytest
@@ -9,9 +12,10 @@ import tensorflow as tf
 
 from shared import Source
 from shared.config import AcceleratorSection, TrainSection
-from shared.errors import InputError
+from shared.errors import InputError, TrainingError
 from shared.plan import ExecutionPlan
 from shared.training import Trained, fit
+from shared.training.stopping import Stopped
 
 CPU = AcceleratorSection.model_validate({"device": "cpu"})
 TRUTH = np.float32([1.0, -2.0, 0.5])
@@ -92,3 +96,68 @@ def test_a_source_does_as_well():
 def test_arrays_are_refused_with_a_hint():
     with pytest.raises(InputError, match="from_tensor_slices"):
         fit(model, lambda: np.ones(3), loss=keras.losses.mean_squared_error, epochs=1, device=CPU)
+
+
+def plain_rate(**kwargs) -> TrainSection:
+    """A rate that a callback may set."""
+    return TrainSection.model_validate({"schedule": "constant", "warmup_share": 0.0, "patience": 0, **kwargs})
+
+
+def watched_rate() -> list[keras.callbacks.Callback]:
+    """Halves the rate after every epoch; its own state says when."""
+    return [keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e9)]
+
+
+def test_keras_callbacks_are_heard_and_go_on_from_checkpoints(tmp_path):
+    given = {"train": plain_rate(), "epochs": 6}
+    whole = train(callbacks=watched_rate(), **given)
+    assert whole.history[-1]["lr"] < whole.history[0]["lr"] / 4
+
+    class Leave(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 3:
+                raise KeyboardInterrupt  # before the checkpoint of this epoch
+
+    with pytest.raises(KeyboardInterrupt):
+        train(callbacks=[*watched_rate(), Leave()], checkpoints=tmp_path, **given)
+    resumed = train(callbacks=watched_rate(), checkpoints=tmp_path, **given)
+    assert [row["lr"] for row in resumed.history] == [row["lr"] for row in whole.history]
+    for ours, theirs in zip(resumed.model.variables, whole.model.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_a_callback_that_sets_a_scheduled_rate_is_told_how():
+    with pytest.raises(TrainingError, match="learning rate") as caught:
+        train(callbacks=watched_rate())
+    assert "train.schedule = constant" in caught.value.remedy
+
+
+def test_a_callback_may_stop_the_training():
+    trained = train(callbacks=[keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2)])
+    assert len(trained.history) == 3
+    assert trained.result.stopped == "early"
+
+
+def test_sigterm_keeps_the_moment_and_the_rest_is_the_same_to_the_bit(tmp_path):
+    """Spot machines give 30 seconds' notice. Here it comes in the midst of an epoch of 16 steps."""
+    plan = ExecutionPlan(batch_size=4, steps_per_call=2)
+    whole = train(plan=plan, epochs=3)
+
+    class Terminated(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.seen and batch == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen = True
+
+        seen = False
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="epoch 2, step 8"):
+        train(plan=plan, epochs=3, callbacks=[Terminated()], checkpoints=tmp_path)
+    assert signal.getsignal(signal.SIGTERM) == before
+    resumed = train(plan=plan, epochs=3, checkpoints=tmp_path)
+    assert [row["loss"] for row in resumed.history] == [row["loss"] for row in whole.history]
+    for ours, theirs in zip(resumed.model.variables, whole.model.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())

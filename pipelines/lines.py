@@ -262,12 +262,15 @@ def _quiet(*, verbose: bool) -> Iterator[None]:
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as unread:
-        os.dup2(unread.fileno(), 2)
+        for descriptor in (1, 2):
+            os.dup2(unread.fileno(), descriptor)
         try:
             yield
         finally:
+            sys.stdout.flush()  # of what was printed, which goes where stderr goes
             sys.stderr.flush()
             os.dup2(kept, 2)
+            os.dup2(kept, 1)
             os.close(kept)
 
 

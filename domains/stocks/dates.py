@@ -49,21 +49,25 @@ _kept: dict[str, tuple[str, str, Any]] = {}
 
 
 def covering(name: str, first: str, last: str) -> Any:
-    """A calendar that holds at least the sessions from ``first`` to ``last`` (ISO dates); it may reach further.
+    """A calendar that holds at least the sessions from ``first`` to ``last`` (ISO dates); it reaches further.
 
-    The widest one so far is kept: making one takes 0.2 s, which an answer in real time cannot wait for.
+    The widest one so far is kept: making one takes 0.2 s, which an answer in real time cannot wait
+    for. So it is made wider than asked, too: the next bars may begin a day earlier, or end a day later.
 
     Raises: as :func:`calendar`.
     """
-    if name in _kept:
-        earliest, latest, kept = _kept[name]
-        if earliest <= first and last <= latest:
-            return kept
-        wider = min(first, earliest), max(last, latest)
-    else:
-        wider = first, last
-    made = calendar(name, *wider)
-    _kept[name] = (*wider, made)
+    earliest, latest, kept = _kept.get(name, (first, last, None))
+    if kept is not None and earliest <= first and last <= latest:
+        return kept
+    first, last = min(first, earliest), max(last, latest)
+    year, after = int(first[:4]), int(last[:4])
+    wider = f"{year - 2:04d}-01-01", f"{after:04d}-12-31"
+    try:
+        made = calendar(name, *wider)
+        first, last = wider
+    except InputError:  # exchanges were not always there, and nobody knows their sessions for ever
+        made = calendar(name, first, last)
+    _kept[name] = (first, last, made)
     return made
 
 

@@ -76,8 +76,9 @@ class Server:
             return
         self._control.close()
         try:
-            # While it imports it cannot hear, but then it has no children either.
-            self._process.wait(timeout=1.0 if self.forked else 0.0)
+            # It ends its children, and what they have started, which nobody else can. While it imports
+            # it has none.
+            self._process.wait(timeout=5.0 if self.forked else 0.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -14,7 +14,8 @@ Function, arguments and result travel by cloudpickle: a function of ``__main__``
 will do, and ``__main__`` is not imported again. The child has the folder, ``sys.path`` and
 environment variables that the parent has at the moment of the call. Progress and log records of the
 child arrive at the listener and the loggers of the calling thread. What it prints is kept to
-its tail and told on failure; ``CASEBOOK_DEBUG=1`` lets it through to stderr.
+its tail and told on failure; ``CASEBOOK_DEBUG=1`` lets it through to stderr. Processes that it
+starts end with it, unless they leave its group as daemons do.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def run(
     """Runs ``function(*args, **kwargs)`` in a child and says how it went; raises nothing the child raised.
 
     Args:
-        timeout: Seconds after which the child is stopped, counted from its start; None: never.
+        timeout: Seconds after which the child is stopped, counted from its start; None: never. The
+            verdict is then "timed out", whatever it still answers.
         grace: Seconds that the child gets to end by itself where it is stopped at its time-out, or
             the caller is interrupted while it waits (Ctrl-C, SystemExit of a SIGTERM handler, an
             error of a listener). It gets SIGTERM, which ends it unless the function has

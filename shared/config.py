@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from shared.errors import InputError, did_you_mean
@@ -116,7 +116,7 @@ class GateSection(Section):
 class ExportSection(Section):
     formats: tuple[Literal["litert-float16", "litert-dynamic", "litert-int8"], ...] = Field(
         ("litert-float16", "litert-dynamic", "litert-int8"),
-        description="Small forms of the model to try beside SavedModel and .keras.",
+        description="Small forms of the model to try beside SavedModel and .keras; none: no others.",
     )
     margin: float = Field(
         0.01,
@@ -127,6 +127,12 @@ class ExportSection(Section):
         0.0, ge=0, le=0.95, description="Share of the weights to prune, with fine-tuning; 0: none."
     )
     prune_epochs: int = Field(2, ge=1, description="Epochs of fine-tuning while weights are pruned.")
+
+    @field_validator("formats", mode="before")
+    @classmethod
+    def _or_none(cls, given: Any) -> Any:
+        """``none`` is said more easily than an empty list."""
+        return () if given in ("none", ["none"], "") else given
 
 
 class RunSection(Section):

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shared import words
-
 SAVED_MODEL, KERAS, PRUNED = "saved-model", "keras", "pruned"
 LITERT_FILES = {
     "litert-float16": "float16.tflite",
@@ -29,8 +27,8 @@ TITLES = {
     SAVED_MODEL: "SavedModel",
     KERAS: ".keras",
     "litert-float16": "LiteRT, float16 weights",
-    "litert-dynamic": "LiteRT, int8 weights, float32 arithmetic where that is needed",
-    "litert-int8": "LiteRT, int8 weights and arithmetic",
+    "litert-dynamic": "LiteRT, dynamic range (int8 weights)",
+    "litert-int8": "LiteRT, full int8",
     PRUNED: "pruned .keras, compressed",
 }
 
@@ -176,14 +174,25 @@ def view(exported: Mapping[str, Any]) -> dict[str, Any] | None:
     if not found:
         return None
     trained = found["trained"]
-    left_out = [row for row in found["rows"] if not row["published"]]
     return {
         **{key: trained[key] for key in ("name", "unit", "batch", "device", "examples", "test_examples")},
         "trained_score": trained["score"],
         "direction": "higher" if trained["higher_is_better"] else "lower",
-        "margin": words.number(found["margin"]),
-        "rows": [{**row, "title": TITLES.get(row["name"], row["name"])} for row in found["rows"]],
-        "reasons": [
-            {"title": TITLES.get(row["name"], row["name"]), "reason": row["reason"]} for row in left_out
-        ],
+        "margin": f"{found['margin']:g}",
+        "rows": [_shown(row) for row in found["rows"]],
     }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    told = "; ".join(text for text in (row["reason"], row["note"]) if text)
+    return {
+        **row,
+        "title": TITLES.get(row["name"], row["name"]),
+        "one": _seconds(row["one_ms"]),
+        "many": _seconds(row["batch_ms"]),
+        "told": told[:1].upper() + told[1:],
+    }
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared import files, words
+from shared.runs import forms
 from shared.runs import report_parts as parts
 from shared.runs.report_parts import View
 from shared.runs.report_training import training
@@ -66,6 +67,7 @@ def view(folder: Path) -> View:
         "field": lambda: parts.field(folder, evaluation),
         "guards": lambda: parts.rows(metrics.get("guards"), "name", "passed", "detail", "fold", "key"),
         "gate": lambda: parts.rows(gate.get("checks"), "name", "passed", "detail"),
+        "forms": lambda: forms.view(read("steps/export.json")),
         "plan": lambda: parts.plan(plan),
         "cost": lambda: parts.cost(manifest),
         "limits": lambda: parts.rows(evaluation.get("limits")),

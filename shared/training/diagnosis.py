@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from shared.training import crew
 from shared.training.eager_look import look, unsound
 from shared.training.monitor import first_unsound
 from shared.training.replica_seeds import as_replica
@@ -61,8 +62,12 @@ class _Replay:
     steps: int
     started: float
     seconds: float
-    loss: float = 0.0
+    loss: float = field(default=0.0, init=False)
     changed: str = field(default="", init=False)
+    none_found: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.crew = crew.of(self.stepper.strategy)
 
     def find(self) -> str:
         self.restore()
@@ -84,15 +89,16 @@ class _Replay:
         iterator = self.stepper.iterate(self.batches())
         for step in range(1, self.steps + 1):
             try:
-                loss, weight = self.stepper.run(iterator, 1)
+                taken = self.stepper.take(iterator, 1)
             except tf.errors.OutOfRangeError:
                 self.none_found = (
                     f"The batches ended after {step - 1} of {self.steps} steps, all of them sound."
                 )
                 return None
-            self.loss = loss / weight if weight else loss
+            self.loss = taken.loss / taken.weight if taken.weight else taken.loss
             self.changed = self.what_became_unsound()
-            if not math.isfinite(loss) or self.changed:
+            # Gradients that overflow when they are scaled only lower the scale.
+            if not math.isfinite(taken.loss) or self.changed or (taken.unsound and self.loss_scale() is None):
                 return step
             if self.late() and step < self.steps:
                 self.none_found = (
@@ -106,16 +112,9 @@ class _Replay:
         )
         return None
 
-    none_found: str = ""
-
     def late(self) -> bool:
-        """Half of the time is over. Workers agree on it: one that stopped alone would leave the others waiting."""
-        passed = time.monotonic() - self.started > self.seconds / 2
-        strategy = self.stepper.strategy
-        if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            return passed
-        mine = strategy.run(tf.identity, args=(tf.constant(float(passed)),))
-        return float(strategy.reduce("SUM", mine, axis=None)) > 0
+        """Half of the time is over, by the chief's clock: a worker that stops alone leaves the others waiting."""
+        return bool(self.crew.agree(time.monotonic() - self.started > self.seconds / 2))
 
     def what_became_unsound(self) -> str:
         model, optimizer = self.stepper.model, self.stepper.optimizer
@@ -151,8 +150,8 @@ class _Replay:
             found = (
                 f"{self.changed}, while input, layers, loss and gradients are finite"
                 if self.changed
-                else f"the loss became {self.loss} in the compiled step, while outside the graph all is finite: "
-                "XLA or the device computes otherwise"
+                else f"the loss is {self.loss:g} and the gradients are not finite in the compiled step, while outside "
+                "the graph all is: there XLA, the sum over replicas or other random numbers make the difference"
             )
         empty = [str(index) for index, share in enumerate(shares) if len(share[2]) == 0]
         if empty:

@@ -175,7 +175,7 @@ def _in_gradients(
         if gradient is not None and (counts := unsound([_dense(gradient)]))[0]
     ]
     if not wrong:
-        return None
+        return _in_norm(variables, found)
     # The backward pass runs from the loss: of those that it spoilt, it came to the last one first.
     variable, bad, size = wrong[-1]
     words = f"the gradient of '{variable.path}' is not finite ({bad} of {size} values)"
@@ -191,6 +191,17 @@ def _in_gradients(
     known = {id(t): g for t, g in zip(tensors, found[len(variables) :], strict=False)}
     source = next((call for call in _innermost_last(calls) if _spoils(tape, call, known)), None)
     return words + (f"; it comes from the derivative of {source.name}" if source else "")
+
+
+def _in_norm(variables: list[Any], gradients: list[Any]) -> str | None:
+    reached = [(v, _dense(g)) for v, g in zip(variables, gradients, strict=False) if g is not None]
+    if not unsound([tf.linalg.global_norm([gradient for _, gradient in reached])])[0]:
+        return None
+    largest, path = max((_largest([gradient]), variable.path) for variable, gradient in reached)
+    return (
+        f"the norm of the gradients overflows float32, while each of them is finite (the largest, {largest:.3g}, "
+        f"is of '{path}')"
+    )
 
 
 def _innermost_last(calls: list[Call]) -> list[Call]:

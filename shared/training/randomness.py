@@ -32,10 +32,10 @@ def unrepeatable(function: Any, model: keras.Model | None = None) -> list[str]:
     """The random sources of a traced function whose state no checkpoint has, each once, in order.
 
     Args:
-        function: A concrete function, or a graph. Functions that it calls and the bodies of its loops
+        function: A concrete function, or its graph. Functions that it calls and the bodies of its loops
             and branches are searched too.
         model: Whose variables the checkpoint has. Given, the states of ``keras.random`` that the
-            concrete function uses and that are not among them are reported too, such as that of
+            function uses and that are not among them are reported too, such as that of
             ``keras.random.normal(shape)`` without a seed.
 
     Returns:

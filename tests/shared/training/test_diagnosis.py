@@ -200,6 +200,12 @@ def test_a_gradient_of_the_loss_function_itself():
     assert "while all layers' outputs and the loss are finite; it comes from the loss function's own" in found
 
 
+def test_a_norm_that_overflows_is_told_from_its_gradients():
+    found = Case(plain(), examples(), loss=lambda y, p: 1e25 * tf.reduce_sum(p, axis=-1)).diagnosis()
+    assert "step 1" in found
+    assert "the norm of the gradients overflows float32, while each of them is finite" in found
+
+
 def test_a_y_without_weight_is_no_unsound_input_but_may_ruin_the_gradient():
     x, y, weight = examples()
     y[5], weight[5] = np.nan, 0.0

@@ -199,6 +199,10 @@ def _cpu_strategy(logical: int) -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
+        # A replica that waits in a sum for the others holds a thread. With no more threads than cores,
+        # four replicas on two cores have waited for each other for ever.
+        if tf.config.threading.get_inter_op_parallelism_threads() < 4 * logical:
+            tf.config.threading.set_inter_op_parallelism_threads(4 * logical)
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical)
     except RuntimeError as error:
         if len(tf.config.list_logical_devices("CPU")) != logical:

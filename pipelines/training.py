@@ -93,9 +93,17 @@ def train(
             memory_bytes=_memory_limit(this, plan),
             **options,
         )
-        if outcome.verdict is not worker.Verdict.OUT_OF_MEMORY:
+        if not _ran_out(this, outcome):
             return dict(worker.value_of(outcome, "train_member"))
         _cut(this, now, outcome)
+
+
+def _ran_out(this: Run, outcome: worker.Outcome) -> bool:
+    """Whether memory ran out. Under a limit, native code that gets none may end the process without a word."""
+    if outcome.verdict is worker.Verdict.OUT_OF_MEMORY:
+        return True
+    crashed = outcome.message.startswith(("It was ended by SIGABRT", "It was ended by SIGSEGV"))
+    return this.config.plan.memory_gb is not None and outcome.verdict is worker.Verdict.KILLED and crashed
 
 
 def _memory_limit(this: Run, plan: ExecutionPlan) -> int | None:

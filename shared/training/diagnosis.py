@@ -121,7 +121,7 @@ class _Replay:
         scale = self.loss_scale()
         if scale is not None and scale <= 1:
             return f"the loss scale has fallen to {scale:g}: gradients stay unsound at any scale"
-        found = first_unsound(_sound_first(self.variables()))
+        found = first_unsound(_only_unsound(self.variables()))
         if found is None:
             return ""
         path, bad, size = found
@@ -145,7 +145,7 @@ class _Replay:
         if step > 1:
             self.stepper.run(iterator, step - 1)
         shares = self.shares(next(iterator))
-        found = _unsound_input(shares) or self.in_a_pass(shares)
+        found = self.first_of_all(self.in_shares(shares))
         if not found:
             found = (
                 f"{self.changed}, while input, layers, loss and gradients are finite"
@@ -157,6 +157,26 @@ class _Replay:
         if empty:
             found += f"; of this batch, replica {' and '.join(empty)} had no example"
         return found
+
+    def in_shares(self, shares: list[Any]) -> str:
+        """What is wrong in this process's part of the batch; empty where nothing is."""
+        try:
+            found = _unsound_input(shares) or self.in_a_pass(shares) or ""
+        except Exception as error:  # too little memory for a pass outside the graph, say
+            log.debug("A closer look failed.", exc_info=True)
+            found = f"{self.changed or 'loss or gradients became unsound'}; a closer look failed ({error})"
+        return found + (f"; so on worker {self.crew.index}" if found and self.crew.size > 1 else "")
+
+    def first_of_all(self, found: str) -> str:
+        """What the first worker found that found something: the cause may lie in one worker's part alone."""
+        if self.crew.size == 1:
+            return found
+        text = np.zeros([self.crew.size, 1024], np.int32)
+        mine = np.frombuffer(found.encode()[: text.shape[1]], np.uint8)
+        text[self.crew.index, : len(mine)] = mine
+        summed = np.asarray(crew._summed(self.stepper.strategy, tf.constant(text), self.crew.replicas))
+        every = [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="ignore") for row in summed]
+        return next((words for words in every if words), "")
 
     def shares(self, batch: Any) -> list[Any]:
         """``(x, y, weight)`` of each replica of this process."""
@@ -177,7 +197,7 @@ class _Replay:
         for replica, share in enumerate(shares):
             for variable, value in zip(model.non_trainable_variables, state, strict=True):
                 variable.assign(value)
-            with as_replica(replica):
+            with as_replica(self.crew.index * self.crew.replicas + replica):
                 for number, (x, y, weight) in enumerate(self.micro_batches(share)):
                     # An overflow in scaled gradients only lowers the scale.
                     found = look(self.stepper, x, y, weight, total, gradients=scale is None or scale <= 2)
@@ -198,7 +218,7 @@ class _Replay:
         return words + (f"; so in micro-batch {number}" if self.stepper.accumulation > 1 else "")
 
 
-def _sound_first(variables: list[Any]) -> Iterator[Any]:
+def _only_unsound(variables: list[Any]) -> Iterator[Any]:
     """Only the variables that are unsound, found on the device, without copying the others."""
     for variable in variables:
         value = tf.convert_to_tensor(variable.value)

@@ -280,6 +280,21 @@ def test_a_failing_look_hides_nothing():
     assert found == "Where it comes from could not be found: OSError: the disk is gone"
 
 
+def test_a_look_that_fails_leaves_the_step():
+    class GraphOnly(layers.Layer):
+        def call(self, x: Any) -> Any:
+            if tf.executing_eagerly() and hasattr(x, "numpy") and len(x) > 1:
+                raise MemoryError("too large")
+            return x
+
+    x, y, weight = examples()
+    x[40:] *= 1e30
+    found = Case(plain(GraphOnly()), (x, y, weight)).diagnosis()
+    assert "step 6" in found
+    assert "a closer look failed (" in found
+    assert "too large" in found
+
+
 def test_a_micro_batch_is_named():
     x, y, weight = examples()
     x[14] = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -204,7 +205,9 @@ def test_the_twin_is_the_model_in_float32():
 
     model = built("mixed_bfloat16", make)
     model(np.ones([2, 4], np.float32), training=True)  # the seed's state is not that of the start
+    before = random.getstate()
     twin = float32_twin(model)
+    assert random.getstate() == before  # what is built next is what would have been
     assert twin is not None
     assert {layer.compute_dtype for layer in twin._flatten_layers()} == {"float32"}
     for mine, theirs in zip(twin.variables, model.variables, strict=True):

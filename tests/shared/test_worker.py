@@ -675,17 +675,6 @@ def _lives(pid: int) -> bool:
     return state not in "ZX"
 
 
-@pytest.mark.soak
-def test_a_hundred_children_in_a_row():
-    def work(number: int) -> float:
-        import tensorflow as tf
-
-        return float(tf.function(lambda x: x * 2)(tf.constant(float(number))))
-
-    for number in range(100):
-        assert worker.run(work, number, timeout=60).value == 2.0 * number
-
-
 def test_a_full_disk_is_not_taken_for_memory() -> None:
     """TensorFlow tells both as a resource that is exhausted."""
     assert is_out_of_memory(MemoryError("no room"))

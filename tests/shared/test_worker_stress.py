@@ -84,6 +84,12 @@ def print_a_megabyte() -> None:
     os.write(1, b"x" * (1 << 20))
 
 
+def use_tensorflow(number: int) -> float:
+    import tensorflow as tf
+
+    return float(tf.function(lambda x: tf.reduce_sum(x @ x))(tf.ones([number, number])))
+
+
 def leave_things_behind() -> None:
     threading.Thread(target=time.sleep, args=(300,)).start()
     subprocess.Popen(["sleep", "300"])
@@ -93,6 +99,7 @@ def leave_things_behind() -> None:
 
 WAYS: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Verdict], ...] = (
     (int, (), {}, Verdict.OK),
+    (use_tensorflow, (8,), {}, Verdict.OK),
     (raise_error, (), {}, Verdict.BUG),
     (segfault, (), {}, Verdict.KILLED),
     (os.abort, (), {}, Verdict.KILLED),
@@ -101,6 +108,7 @@ WAYS: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Verdict],
     (kill_self, (), {}, Verdict.KILLED),
     (kill_self, (signal.SIGRTMIN + 2,), {}, Verdict.KILLED),
     (print_a_megabyte, (), {}, Verdict.OK),
+    (use_tensorflow, (256,), {}, Verdict.OK),
     (threading.Lock, (), {}, Verdict.BUG),
     (time.sleep, (60,), {"timeout": 0.1}, Verdict.TIMED_OUT),
     (time.sleep, (60,), {"timeout": 0.1, "grace": 5.0}, Verdict.TIMED_OUT),
@@ -216,7 +224,7 @@ def test_hoarding_under_a_limit_is_out_of_memory() -> None:
 
 
 def test_a_value_too_large_for_the_limit_is_out_of_memory() -> None:
-    outcome = worker.run(lambda: np.ones(30 << 20, np.uint8), memory_bytes=50 << 20, timeout=60)
+    outcome = worker.run(lambda: np.ones(200 << 20, np.uint8), memory_bytes=300 << 20, timeout=60)
     assert outcome.verdict is Verdict.OUT_OF_MEMORY, outcome.message
 
 

@@ -55,9 +55,9 @@ def find(as_it_is: Call, mean: Callable[..., Any], examples: Sequence[Sequence[n
     refused: dict[str, str] = {}
     try:
         frozen, operations = _frozen(mean, examples[0])
-        ways["frozen"] = _called(frozen)
+        ways["frozen"] = _direct(frozen)
         if operations <= _MOST_OPS:
-            ways["compiled"] = _called(_compiled(frozen, examples[0]))
+            ways["compiled"] = _direct(_compiled(frozen, examples[0]))
         else:
             refused["compiled"] = f"its graph has {operations:,} operations"
     except Exception as error:  # what cannot be frozen raises a dozen kinds, and is answered as it is
@@ -72,7 +72,7 @@ def find(as_it_is: Call, mean: Callable[..., Any], examples: Sequence[Sequence[n
     return Fastest(ways[best], best, seconds, refused)
 
 
-def _frozen(mean: Callable[..., Any], example: Sequence[np.ndarray]) -> tuple[Callable[..., Any], int]:
+def _frozen(mean: Callable[..., Any], example: Sequence[np.ndarray]) -> tuple[Any, int]:
     """``mean`` with its variables as constants, and the number of its operations.
 
     Constants can be folded and laid out ahead, and no call has to fetch hundreds of variables.
@@ -86,24 +86,32 @@ def _frozen(mean: Callable[..., Any], example: Sequence[np.ndarray]) -> tuple[Ca
     frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False)
     graph = frozen.graph.as_graph_def()
     count = len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
-    return lambda *tensors: frozen(*tensors)[0], count
+    return frozen, count
 
 
-def _compiled(frozen: Callable[..., Any], example: Sequence[np.ndarray]) -> Callable[..., Any]:
+def _compiled(frozen: Any, example: Sequence[np.ndarray]) -> Any:
     import tensorflow as tf
 
     shapes = [tf.TensorSpec(array.shape, tf.as_dtype(array.dtype)) for array in example]
-    compiled: Callable[..., Any] = tf.function(
-        frozen, jit_compile=True, autograph=False
-    ).get_concrete_function(*shapes)
-    return compiled
+    function = tf.function(lambda *tensors: frozen(*tensors)[0], jit_compile=True, autograph=False)
+    return function.get_concrete_function(*shapes)
 
 
-def _called(function: Callable[..., Any]) -> Call:
+def _direct(traced: Any) -> Call:
+    """A traced function of flat tensors as a :data:`Call`, without the binding of arguments where that can be had.
+
+    Binding costs 50 us a call, as much as a small network. What TensorFlow keeps behind a traced
+    function (``inference_fn``) takes flat tensors as they are; another version may not have it.
+    """
     import tensorflow as tf
 
+    inner = getattr(traced, "inference_fn", None)
+    bare = getattr(inner, "call_flat", None) if not traced.captured_inputs else None
+
     def call(arrays: Sequence[np.ndarray]) -> np.ndarray:
-        said: np.ndarray = function(*[tf.constant(array) for array in arrays]).numpy()
+        tensors = [tf.constant(array) for array in arrays]
+        answer = traced(*tensors) if bare is None else bare(*tensors)
+        said: np.ndarray = (answer[0] if isinstance(answer, (list, tuple)) else answer).numpy()
         return said
 
     return call

@@ -104,7 +104,7 @@ class Child:
     def order(self, orders: bytes, timeout: float | None) -> None:
         """Sends the orders. Where that fails the child has left, and its exit says why."""
         with contextlib.suppress(ConnectionError, TimeoutError):
-            self._talk.settimeout(timeout)
+            self._talk.settimeout(timeout or None)
             self._talk.sendall(HEAD.pack(len(orders), TALK))
             self._talk.sendall(orders)
         self._talk.setblocking(False)
@@ -234,15 +234,22 @@ class Child:
         return True
 
     def _read_status(self) -> bool:
-        self._reports.extend(map(os.read, (self._status,), (STATUS.size,)))  # in one call, as messages are
-        data = self._reports[-1]
-        if len(data) < STATUS.size:
+        # In one call into C, as messages are read; and noted, once more if need be, before it is dropped.
+        self._reports.extend(map(os.read, (self._status,), (STATUS.size,)))
+        goes_on = True
+        while self._reports:
+            goes_on = self._note(self._reports[0])
+            del self._reports[0]
+        return goes_on
+
+    def _note(self, report: bytes) -> bool:
+        if len(report) < STATUS.size:
             if self.pid is not None and self.exit is None:
                 # The server died, and the kernel takes the child along, but not what the child has started.
                 kill(self.pid)
                 self.exit = Exit(-signal.SIGKILL, None, time.monotonic())
             return False
-        kind, value, peak, at = STATUS.unpack(data)
+        kind, value, peak, at = STATUS.unpack(report)
         if kind == BEGUN:
             self.pid = value
             self.server.forked = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import socket
 import subprocess
@@ -96,9 +95,9 @@ def quoted(text: str, lines: int = 40) -> str:
 
 
 def _tail_of(file: IO[bytes]) -> str:
-    size = file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - TAIL_BYTES))
-    return file.read().decode("utf-8", "replace").strip()
+    # Not by seek: the writer's place in the file is ours too.
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode("utf-8", "replace").strip()
 
 
 def _occupy_standard_streams() -> None:

@@ -11,19 +11,19 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from shared import input_pipeline, mixed_precision, progress
+from shared import input_pipeline, mixed_precision
 from shared.config import TrainSection
 from shared.contract import Phase, Source
 from shared.errors import TrainingError
 from shared.plan import ExecutionPlan
 from shared.training import checkpoint, crew, diagnosis, learning_rate, preflight, state
+from shared.training.account import Account, PhaseResult
 from shared.training.callbacks import Callbacks
 from shared.training.checkpoint import Checkpoint, Checkpoints
 from shared.training.monitor import Monitor, require_sound
@@ -39,39 +39,6 @@ log = logging.getLogger("casebook.training")
 
 SECONDS_BETWEEN_CHECKPOINTS = 600.0
 """Epochs longer than this are checkpointed in their midst too."""
-
-
-@dataclass(frozen=True)
-class PhaseResult:
-    """How a phase went. The model holds the weights of the best epoch.
-
-    Attributes:
-        history: One row an epoch, see :data:`Row`; with rows of steps in between where they were asked for.
-        best: Value of the monitor at the best epoch; None where it was never finite.
-        best_epoch: From 1; the last one where there was no best; 0: the phase's start was never beaten.
-        stopped: ``"early"`` or ``"epochs"``.
-        seconds: Of training and validating, over all attempts.
-        samples_per_second: Median over the epochs, training only.
-        input_bound_share: Share of a step that waited for input, 0..1.
-        advice: What to do about that share; empty where it is small.
-        notes: What else a person should know: 16 bits that go another way than float32, random
-            numbers that a resumed training will not repeat.
-    """
-
-    history: list[Row]
-    monitor: str
-    best: float | None
-    best_epoch: int
-    stopped: str
-    seconds: float
-    samples_per_second: float
-    input_bound_share: float
-    advice: str = ""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def epochs(self) -> int:
-        return sum(row.get("kind") != "step" for row in self.history)
 
 
 def train_phase(
@@ -164,8 +131,16 @@ class _PhaseRun:
             )
         mode = self.phase.monitor_mode if self.monitored != "loss" else "min"
         self.state = State(Monitor(self.monitored, mode, self.section.patience))
-        self.earlier = list(self.watch.recorder.rows)
-        self.sampled: set[str] = set()
+        self.account = Account(
+            label=self.label,
+            phase=self.phase.name,
+            train=self.train,
+            monitored=self.monitored,
+            batch=self.batch,
+            steps=self.steps,
+            epochs=self.epochs,
+            watch=self.watch,
+        )
         self.calls = 0
         self.scaled = self.plan.precision == "mixed_float16"
 
@@ -205,7 +180,7 @@ class _PhaseRun:
         self.callbacks.end()
         if self.state.best is not None:
             checkpoint.assign(self.model.variables, self.state.best, "the best epoch's weights")
-        return self.result()
+        return self.account.result(self.state)
 
     def start(self) -> None:
         """From the newest checkpoint, or from the weights as they are."""
@@ -216,10 +191,10 @@ class _PhaseRun:
             self.resume(found)
         elif self.phase.refines and self.validation is not None:
             self.count_the_start()
-        self.watch.recorder.back_to([*self.earlier, *self.state.history])
+        self.account.begin(self.state)
         self.good = self.moment()
         if not self.finished:
-            self.cached_step = self.measure_cached_step()
+            self.account.cached_step = self.measure_cached_step()
             self.state.notes = self.look_ahead(found is None)
             log.info(
                 "%s: %d examples, batch %d, %d steps an epoch, at most %d epochs, rate %.3g",
@@ -302,7 +277,7 @@ class _PhaseRun:
             at.seconds, last = at.seconds + now - last, now
             self.check(taken)
             self.callbacks.step_end(at.step - 1, {"loss": at.mean_loss})
-            self.tell()
+            self.account.steps_done(at, self.rate_now())
             if taken.stops:
                 self.leave()
             if now - saved > SECONDS_BETWEEN_CHECKPOINTS and at.step < self.steps and self.crew.chief:
@@ -311,20 +286,21 @@ class _PhaseRun:
                 saved = now
         # Only now: weights can be NaN while the loss reads well (tensorflow#24320).
         self.require_sound()
-        row = self.row()
+        row = self.account.row(at, self.rate_now())
+        if self.scaled:
+            row["skipped_steps"] = at.skipped
         measured = self.validate()
         row.update({f"val_{name}": value for name, value in measured.items()})
         row["seconds"] = round(at.seconds + time.perf_counter() - last, 4)
-        used = self.watch.sampler.take()
-        self.sampled = set(used)
-        row.update(used)
+        row.update(self.account.sampled())
         self.end_epoch(row, measured)
 
     def check(self, taken: Taken) -> None:
         """Stops at a loss or gradients that are NaN or Inf; loss scaling lives with the latter."""
         if not math.isfinite(taken.loss):
             self.require_sound(taken.loss)
-        if taken.unsound and not self.scaled:
+        scale = float(self.optimizer.dynamic_scale.numpy()) if taken.unsound and self.scaled else 0.0
+        if taken.unsound and scale <= 1.0:  # lower than that it is no matter of scaling
             self.require_sound()
             self.unsound(
                 f"Training stopped in {self.place()}: the gradients of {taken.unsound} step(s) held NaN or Inf.",
@@ -363,22 +339,6 @@ class _PhaseRun:
             f"Training was told to stop in {self.place()}. {kept}", "`casebook resume` goes on from there."
         )
 
-    def row(self) -> Row:
-        at = self.state
-        a_step = at.seconds / self.steps
-        row = {
-            "phase": self.phase.name,
-            "epoch": at.epoch + 1,
-            "loss": at.mean_loss,
-            "lr": self.rate_now(),
-            "seconds": 0.0,
-            "samples_per_second": round(self.batch / a_step, 2),
-            "input_bound_share": input_pipeline.input_bound_share(a_step, self.cached_step),
-        }
-        if self.scaled:
-            row["skipped_steps"] = at.skipped
-        return row
-
     def end_epoch(self, row: Row, measured: Mapping[str, float]) -> None:
         at = self.state
         at.history.append(row)
@@ -389,9 +349,8 @@ class _PhaseRun:
         if at.monitor.update(at.epoch, measured[self.monitored] if measured else row["loss"]):
             at.best = checkpoint.values(self.model.variables)
         at.halted = bool(self.crew.agree(self.callbacks.stop))
-        self.log_row(row)
         self.save()
-        self.watch.recorder.epoch(row)
+        self.account.epoch_done(at)
         if self.on_epoch:
             self.on_epoch(at.epochs)
 
@@ -411,33 +370,6 @@ class _PhaseRun:
 
     def place(self) -> str:
         return f"phase {self.phase.name}, epoch {self.state.epoch + 1}, step {self.state.step}"
-
-    def tell(self) -> None:
-        """Reports the running loss, and the last validation's monitor beside it."""
-        at = self.state
-        row = {
-            "phase": self.phase.name,
-            "epoch": at.epoch + 1,
-            "step": at.epoch * self.steps + at.step,
-            "loss": at.mean_loss,
-            "lr": self.rate_now(),
-        }
-        if self.watch.recorder.step(row):
-            at.history.append(self.watch.recorder.rows[-1])
-        numbers: dict[str, Any] = {"loss": at.mean_loss}
-        name = f"val_{self.monitored}"
-        if at.epochs and name in at.epochs[-1]:
-            numbers[name] = at.epochs[-1][name]
-        progress.emit(self.label, at.epoch * self.steps + at.step, self.epochs * self.steps, **numbers)
-
-    def log_row(self, row: Row) -> None:
-        numbers = " ".join(
-            f"{name} {value:.4g}"
-            for name, value in row.items()
-            if isinstance(value, float) and name not in self.sampled
-        )
-        best = " (best)" if self.state.monitor.best_epoch == self.state.epoch else ""
-        log.info("%s: epoch %d/%d %s%s", self.label, self.state.epoch, self.epochs, numbers, best)
 
     def moment(self) -> Checkpoint:
         return self.state.moment(
@@ -484,28 +416,3 @@ class _PhaseRun:
             "The batch was %d and is %d now: the learning-rate schedule was made anew, at step %d of %d.",
             old, self.batch, done, self.epochs * self.steps,
         )  # fmt: skip
-
-    def result(self) -> PhaseResult:
-        rows, monitor = self.state.epochs, self.state.monitor
-        speed = float(np.median([row["samples_per_second"] for row in rows]))
-        share = float(np.median([row["input_bound_share"] for row in rows]))
-        advice = input_pipeline.advice(
-            share,
-            in_memory=self.train.gather is not None,
-            augmented=self.train.augment is not None,
-            epoch_seconds=self.batch * self.steps / speed,
-        )
-        if advice:
-            log.info("%s: %s", self.label, advice)
-        return PhaseResult(
-            history=self.state.history,
-            monitor=self.monitored,
-            best=monitor.best,
-            best_epoch=self.state.epoch if monitor.best is None else monitor.best_epoch,
-            stopped="early" if self.state.epoch < self.epochs else "epochs",
-            seconds=round(sum(row["seconds"] for row in rows), 4),
-            samples_per_second=speed,
-            input_bound_share=share,
-            advice=advice,
-            notes=self.state.notes,
-        )

@@ -64,6 +64,11 @@ class State:
         """The rows of finished epochs."""
         return [row for row in self.history if row.get("kind") != "step"]
 
+    @property
+    def last(self) -> Row | None:
+        """The row of the last finished epoch."""
+        return next((row for row in reversed(self.history) if row.get("kind") != "step"), None)
+
     def next_epoch(self) -> None:
         self.epoch += 1
         self.step, self.skipped = 0, 0

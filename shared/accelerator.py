@@ -16,28 +16,35 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared import cluster, lock, placement
+from shared import cluster, lock, placement, tpu
 from shared.config import AcceleratorSection
 from shared.errors import DeviceError
 from shared.machine import Gpu, Machine, machine
 from shared.placement import GPU_REMEDY
 from shared.plan import ExecutionPlan
+from shared.tpu import TPU_REMEDY
+from shared.tpu import announced as tpu_announced
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["Accelerator", "Gpu", "Machine", "Probe", "machine", "opened", "probe", "release", "resolve"]
+__all__ = [
+    "TPU_REMEDY",
+    "Accelerator",
+    "Gpu",
+    "Machine",
+    "Probe",
+    "machine",
+    "opened",
+    "probe",
+    "release",
+    "resolve",
+    "tpu_announced",
+]
 
 log = logging.getLogger("casebook.accelerator")
-
-TPU_REMEDY = (
-    "On a TPU virtual machine install the wheel with TPU kernels, in the checkout: "
-    "`pip install -c constraints-tpu.txt -e . && pip uninstall -y tensorflow && "
-    "pip install -c constraints-tpu.txt tensorflow-tpu`."
-)
 
 
 @dataclass(frozen=True)
@@ -118,11 +125,6 @@ def _no_gpu(what: str) -> str:
     return f"{what[0].upper()}{what[1:]} was asked for and TensorFlow sees none: {seen}."
 
 
-def tpu_announced() -> bool:
-    """Whether this machine says that it has a TPU. Asking TensorFlow instead can hang for ever."""
-    return bool(os.environ.get("TPU_NAME")) or any(Path("/dev").glob("accel[0-9]*"))
-
-
 @contextlib.contextmanager
 def opened(section: AcceleratorSection, *, plan: ExecutionPlan | None = None) -> Iterator[Accelerator]:
     """Within the block this process holds the device, set up and proved. For a child process.
@@ -141,12 +143,12 @@ def opened(section: AcceleratorSection, *, plan: ExecutionPlan | None = None) ->
     with lock.held():
         device = resolve(section)
         accelerator = _open(device, section)
-        if plan is not None and plan.replicas != accelerator.replicas:
-            raise DeviceError(
-                f"The plan is for {plan.replicas} replicas, this device has {accelerator.replicas}.",
-                "Plan again with --plan.replan true.",
-            )
         try:
+            if plan is not None and plan.replicas != accelerator.replicas:
+                raise DeviceError(
+                    f"The plan is for {plan.replicas} replicas, this device has {accelerator.replicas}.",
+                    "Plan again with --plan.replan true.",
+                )
             yield accelerator
         finally:
             _close(accelerator)
@@ -154,14 +156,8 @@ def opened(section: AcceleratorSection, *, plan: ExecutionPlan | None = None) ->
 
 def _close(accelerator: Accelerator) -> None:
     """Gives a TPU back to its system. Any other device's memory goes with its process."""
-    if accelerator.device != "tpu":
-        return
-    import tensorflow as tf
-
-    try:
-        tf.tpu.experimental.shutdown_tpu_system(accelerator.strategy.cluster_resolver)
-    except Exception as error:  # the work is done; a TPU that is gone cannot be closed
-        log.warning("The TPU system could not be shut down: %s", error)
+    if accelerator.device == "tpu":
+        tpu.shut_down(accelerator.strategy.cluster_resolver)
 
 
 def _open(device: str, section: AcceleratorSection) -> Accelerator:
@@ -172,8 +168,9 @@ def _open(device: str, section: AcceleratorSection) -> Accelerator:
     if section.deterministic:
         tf.config.experimental.enable_op_determinism()
     if device == "tpu":
-        strategy = _tpu_strategy(section)
-    elif device == "workers":
+        strategy, proof = tpu.start(section.tpu_address)
+        return Accelerator(strategy, device, _name(device, section), strategy.num_replicas_in_sync, proof)
+    if device == "workers":
         _grow_memory()
         # Without a limit a worker that is silent keeps the others waiting for ever.
         patience = tf.distribute.experimental.CommunicationOptions(timeout_seconds=section.worker_seconds)
@@ -239,22 +236,6 @@ def _grow_memory() -> None:
         log.warning("GPU memory will not grow with need: %s", error)
 
 
-def _tpu_strategy(section: AcceleratorSection) -> tf.distribute.Strategy:
-    import tensorflow as tf
-
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=section.tpu_address)
-        if section.tpu_address not in ("", "local"):
-            tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-        return tf.distribute.TPUStrategy(resolver)
-    except Exception as error:  # every release raises another kind
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DeviceError(
-            f"The TPU at {section.tpu_address!r} cannot be had: {reason}.", TPU_REMEDY
-        ) from error
-
-
 def _name(device: str, section: AcceleratorSection) -> str:
     here = machine()
     cores = f"{here.cpu}, {here.cores} core{'s' if here.cores != 1 else ''}"
@@ -279,25 +260,25 @@ def probe(section: AcceleratorSection) -> Probe:
     import tensorflow as tf
 
     devices = tuple(f"{d.device_type} {d.name}" for d in tf.config.list_physical_devices())
-    tpu = "no sign of a TPU on this machine"
     problems: list[DeviceError] = []
-    device: str | None = None
-    placement: tuple[str, ...] = ()
-    if section.device == "tpu" or tpu_announced():
-        try:
-            tpu = f"a TPU answers with {_tpu_strategy(section).num_replicas_in_sync} replicas"
-        except DeviceError as error:
-            tpu = error.message
     if machine().gpus and not tf.config.list_physical_devices("GPU"):
         problems.append(DeviceError(_no_gpu("a GPU"), GPU_REMEDY))
+    device: str | None = None
+    proof: tuple[str, ...] = ()
+    answer = "announced, and not asked" if tpu_announced() else "no sign of a TPU on this machine"
     try:
         device = resolve(section)
         if device != "workers":  # the others would have to answer
-            placement = _open(device, section).proof
+            found = _open(device, section)
+            _close(found)
+            proof = found.proof
+            if device == "tpu":
+                answer = f"a TPU answers with {found.replicas} replicas"
     except DeviceError as error:
         problems.append(error)
+        answer = error.message if device == "tpu" else answer
         device = None
-    return Probe(tf.__version__, keras.__version__, devices, device, placement, tpu, tuple(problems))
+    return Probe(tf.__version__, keras.__version__, devices, device, proof, answer, tuple(problems))
 
 
 def release(section: AcceleratorSection, *, timeout: float = 120.0) -> bool | None:

@@ -37,6 +37,11 @@ CALIBRATION_EXAMPLES = 128
 
 ONE_BY_ONE = "takes one example at a time"
 
+_FRAME = r"\x1b\[\d*m|^Exception encountered when calling .*$"
+"""What Keras puts around an error."""
+_OPERATION = r"'tf\.\w+' op [^\n]*|TF Select ops: [^\n]*|Quantization not yet supported[^\n]*"
+"""Where the converter names the operation that it cannot take."""
+
 
 def convert(
     model: keras.Model, published: Path, kind: str, examples: Sequence[Any], out: Path, *, work: Path
@@ -175,9 +180,8 @@ def why(error: BaseException) -> str:
     "'tf.Foo' op is not supported"
     """
     text = error.message if isinstance(error, CasebookError) else str(error)
-    operation = re.search(
-        r"'tf\.\w+' op [^\n]*|TF Select ops: [^\n]*|Quantization not yet supported[^\n]*", text
-    )
+    text = re.sub(_FRAME, "", text, flags=re.MULTILINE)
+    operation = re.search(_OPERATION, text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = operation.group(0) if operation else (lines or [type(error).__name__])[0]
     return told.strip()[:200]

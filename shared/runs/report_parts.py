@@ -9,6 +9,7 @@ from typing import Any
 from shared import words
 from shared.contract import SPLITS
 from shared.plan import Trial
+from shared.plan_words import in_micro_batches
 from shared.runs import figures
 
 QUARANTINE_SHOWN = 20
@@ -44,6 +45,8 @@ def head(folder: Path, manifest: Mapping[str, Any], card: Mapping[str, Any], pla
         "Cost": words.money(cost),
         "Started": _moment(manifest["started"]) if manifest.get("started") else None,
         "Seeds": ", ".join(map(str, manifest.get("seeds") or ())),
+        "Began with": _began_with(manifest.get("started_from")),
+        "Memory": _memory(manifest),
     }
     return {
         "title": manifest.get("title") or manifest.get("domain") or "A run",
@@ -51,6 +54,28 @@ def head(folder: Path, manifest: Mapping[str, Any], card: Mapping[str, Any], pla
         "run": manifest.get("run") or folder.name,
         "facts": {name: value for name, value in facts.items() if value not in (None, "")},
     }
+
+
+def _began_with(start: Mapping[str, Any] | None) -> str | None:
+    """What a retraining started from; None where none was asked for."""
+    if not start:
+        return None
+    if not start.get("champion"):
+        return "new weights: there was no champion to start from"
+    members = start.get("members") or ()
+    warm = sum(member.get("from") == "champion" for member in members)
+    why = dict.fromkeys(
+        f"{member.get('fold')}: {member.get('why')}" for member in members if member.get("from") != "champion"
+    )
+    told = f"{start['champion']}, {warm} of {len(members)} models"
+    return f"{told}; from new weights {' '.join(why)}" if why else told
+
+
+def _memory(manifest: Mapping[str, Any]) -> str | None:
+    cuts = manifest.get("memory")
+    if not cuts:
+        return None
+    return f"ran out with {'; '.join(cuts)}: fell back to {manifest.get('micro_batches')} micro-batches"
 
 
 def _moment(text: Any) -> str:
@@ -209,7 +234,9 @@ def plan(plan: Mapping[str, Any] | None) -> View | None:
     trials = [
         {
             **shaped(trial, *Trial.__dataclass_fields__),
-            "chosen": all(trial[key] == plan[key] for key in ("batch_size", "precision", "xla")),
+            "batch_size": in_micro_batches(trial["batch_size"], trial.get("accumulation", 1)),
+            "chosen": all(trial[key] == plan[key] for key in ("batch_size", "precision", "xla"))
+            and trial.get("accumulation", 1) == plan.get("accumulation", 1),
         }
         for trial in plan.get("trials") or ()
     ]
@@ -221,7 +248,7 @@ def plan(plan: Mapping[str, Any] | None) -> View | None:
         "facts": {
             "Device": (plan.get("device_name") or plan["device"])
             + (f" × {plan['replicas']}" if plan.get("replicas", 1) > 1 else ""),
-            "Batch size": plan["batch_size"],
+            "Batch size": in_micro_batches(plan["batch_size"], plan.get("accumulation", 1)),
             "Precision": plan["precision"],
             "XLA": "on" if plan["xla"] else "off",
             "Learning rate": f"× {words.number(plan.get('learning_rate_factor'))} ({plan.get('learning_rate_rule')})",

@@ -327,3 +327,44 @@ def test_learning_curves_of_one_epoch_of_nan_and_of_many_folds():
     assert figures.learning_curves([{**one, "loss": None}]) is None
     _, caption = figures.learning_curves([{**one, "fold": str(number)} for number in range(12)])
     assert "newest 8 of 12 folds" in caption
+
+
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        (None, None),
+        ({"champion": None}, "no champion"),
+        ({"champion": "x v1", "members": [{"fold": "a", "from": "champion"}]}, "x v1, 1 of 1 models"),
+        (
+            {"champion": "x v1", "members": [{"fold": "a", "from": "scratch", "why": "It saw 3."}] * 2},
+            "x v1, 0 of 2 models; from new weights a: It saw 3.",
+        ),
+    ],
+)
+def test_the_head_tells_what_training_began_with_and_what_memory_made_of_it(
+    start: dict | None, told: str | None, tmp_path: Path
+) -> None:
+    from shared.runs import report_parts
+
+    memory = {"memory": ["batch 16 as a whole"], "micro_batches": 4} if start else {}
+    facts = report_parts.head(tmp_path, {"started_from": start, **memory}, {}, {})["facts"]
+    if told is None:
+        assert not {"Began with", "Memory"} & set(facts)
+        return
+    assert told in facts["Began with"]
+    assert facts["Memory"] == "ran out with batch 16 as a whole: fell back to 4 micro-batches"
+
+
+def test_micro_batches_stand_in_the_plan_and_only_the_trial_that_ran_is_chosen() -> None:
+    from shared.runs import report_parts
+
+    trials = (
+        Trial(64, "float32", False, "out of memory"),
+        Trial(64, "float32", False, "fits", 900.0, accumulation=4),
+    )
+    found = ExecutionPlan(batch_size=64, accumulation=4, trials=trials).to_dict()
+    shown = report_parts.plan(found)
+    assert shown is not None
+    chosen = {row["batch_size"]: row["chosen"] for row in shown["trials"]}
+    assert chosen == {"64": False, "64 (4 x 16)": True}
+    assert shown["facts"]["Batch size"] == "64 (4 x 16)"

@@ -81,6 +81,27 @@ def test_recurrent_members_are_published_in_every_form(trained: Trained, tmp_pat
     said = worker.call(litert_says, str(tmp_path / "model"), "litert-float16", x)
     assert said.shape == (5, 1)
     np.testing.assert_allclose(said, mean, atol=2e-3)
+    page = Path(__file__).parents[3] / "docs" / "export.md"
+    printed = worker.call(follow, str(page), str(tmp_path / "model"), x)
+    assert len(printed) == 5
+    assert all(f"{float(mean[0, 0]):.2f}"[:3] in text for text in printed[0::4])
+    assert "brighter" in printed[1]
+    assert "brighter" in printed[3]
+
+
+def follow(page: str, model: str, x: np.ndarray) -> list[str]:
+    """Runs every example of the page as it stands, on another model; what each printed."""
+    import contextlib
+    import io
+    import re
+
+    printed = []
+    for code in re.findall(r"```python\n(.*?)```", Path(page).read_text(), re.DOTALL):
+        code = code.replace("window=", "picture=").replace("domains.stocks.model", "casebook_networks")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(code, {"model": model, "x": x})
+        printed.append(out.getvalue())
+    return printed
 
 
 def test_a_crash_of_the_converter_is_a_row(trained: Trained, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from shared import files
 from shared.contract import Published
 from shared.errors import CasebookError, InputError
+from shared.runs import registry_file
 from shared.settings import runs_root, tracking_uri
 
 if TYPE_CHECKING:
@@ -79,9 +80,13 @@ def track(
     with _reached() as client:
         experiment = _experiment(client, domain)
         found = client.search_runs([experiment], filter_string=f"tags.casebook_run = '{run}'", max_results=1)
-        if found:
+        if found and found[0].info.status == "FINISHED":
             return str(found[0].info.run_id)
-        tracked = client.create_run(experiment, run_name=run, tags={**tags, "casebook_run": run}).info.run_id
+        if found:  # by a process that was killed: what it had told is told once more, and kept once
+            tracked = found[0].info.run_id
+        else:
+            tagged = {**tags, "casebook_run": run}
+            tracked = client.create_run(experiment, run_name=run, tags=tagged).info.run_id
         measured = [(name, 0, value) for name, value in metrics.items()] + list(epochs)
         points = [
             entities.Metric(_allowed(name), value, 0, step)
@@ -316,6 +321,8 @@ def _client(uri: str) -> MlflowClient:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        registry_file.make(runs_root() / "mlflow.db")
     return MlflowClient(uri)
 
 

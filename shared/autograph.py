@@ -26,7 +26,7 @@ def keep_in_memory() -> None:
 
     Nothing is done where TensorFlow is not loaded, or its insides have changed.
     """
-    loader = sys.modules.get("tensorflow.python.autograph.pyct.loader")
+    loader: Any = sys.modules.get("tensorflow.python.autograph.pyct.loader")
     if loader is None or list(inspect.signature(loader.load_source).parameters) != [
         "source",
         "delete_on_exit",

@@ -26,7 +26,7 @@ def orders(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    extra: Mapping[str, str] | None,
+    extra: Mapping[str, str | None] | None,
     memory_bytes: int | None,
 ) -> bytes:
     """All that a child is told: what to run, and where its parent lives at this moment."""
@@ -45,9 +45,10 @@ def orders(
     )
 
 
-def environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """This process's variables with ``extra`` over them."""
-    variables = {**os.environ, **(extra or {})}
+def environment(extra: Mapping[str, str | None] | None) -> dict[str, str]:
+    """This process's variables with ``extra`` over them; None in it takes one away."""
+    over = {**os.environ, **(extra or {})}
+    variables = {name: value for name, value in over.items() if value is not None}
     # TensorFlow's warnings go to the kept tail, not to the terminal, and one of them says that
     # memory ran out where oneDNN then dies by SIGSEGV. So they are never turned off.
     if variables.get("TF_CPP_MIN_LOG_LEVEL", "") not in ("0", "1"):

@@ -91,13 +91,13 @@ class Call:
     """A function with what it is called with.
 
     Attributes:
-        environment: Variables set in its child before it runs, over the parent's.
+        environment: Variables set in its child before it runs, over the parent's; None takes one away.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str | None] | None = None
 
 
 def warm_up() -> None:
@@ -111,7 +111,7 @@ def run(
     timeout: float | None = None,
     grace: float = 0.0,
     memory_bytes: int | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str | None] | None = None,
     **kwargs: Any,
 ) -> Outcome:
     """Runs ``function(*args, **kwargs)`` in a child and says how it went; raises nothing the child raised.
@@ -127,7 +127,8 @@ def run(
         memory_bytes: Address space that the child may take over what it starts with, so that
             an allocation fails in it and not elsewhere (Linux; not for GPUs, whose drivers
             reserve far more than they use); None: no limit.
-        environment: Variables set in the child before the function runs, over the parent's.
+        environment: Variables set in the child before the function runs, over the parent's; None
+            takes one away.
 
     Raises:
         WorkerError: The server that forks children could not be started.
@@ -174,7 +175,7 @@ def call(
     timeout: float | None = None,
     grace: float = 0.0,
     memory_bytes: int | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str | None] | None = None,
     **kwargs: Any,
 ) -> T:
     """Runs ``function(*args, **kwargs)`` in a child and returns its value, or raises what went wrong.

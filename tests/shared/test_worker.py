@@ -432,13 +432,15 @@ def test_the_child_lives_where_the_parent_lives_now(tmp_path: Path, monkeypatch)
     def look() -> tuple:
         import made_later
 
-        wanted = ("CASEBOOK_RUNS", "TF_NUM_INTRAOP_THREADS", "HOME")
+        wanted = ("CASEBOOK_RUNS", "TF_NUM_INTRAOP_THREADS", "HOME", "TF_CONFIG")
         return os.getcwd(), made_later.VALUE, [os.environ.get(name) for name in wanted]
 
-    folder, value, variables = worker.call(look, environment={"TF_NUM_INTRAOP_THREADS": "1"})
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    changes = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CONFIG": None, "NEVER_SET": None}
+    folder, value, variables = worker.call(look, environment=changes)
     assert Path(folder) == tmp_path
     assert value == 5
-    assert variables == ["/set/after/the/server", "1", None]
+    assert variables == ["/set/after/the/server", "1", None, None]
     assert "TF_NUM_INTRAOP_THREADS" not in os.environ
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from shared.training.step import without_padding
+
 
 @dataclass
 class Call:
@@ -52,6 +54,7 @@ def look(stepper: Any, x: Any, y: Any, weight: Any, total: Any, *, gradients: bo
         gradients: Whether gradients are looked at.
     """
     calls: list[Call] = []
+    y = without_padding(y, weight)
     with tf.GradientTape(persistent=True) as tape:
         with _recorded(calls):
             prediction = stepper.model(x, training=True)
@@ -66,7 +69,7 @@ def look(stepper: Any, x: Any, y: Any, weight: Any, total: Any, *, gradients: bo
     found = _in_loss(stepper.model, prediction, losses, weight, objective)
     if found or not gradients:
         return found
-    return _in_gradients(tape, scaled, stepper.model, calls, prediction, y)
+    return _in_gradients(tape, scaled, stepper.model, calls, prediction)
 
 
 def unsound(tensors: Sequence[Any]) -> tuple[int, int]:
@@ -164,7 +167,7 @@ def _in_loss(model: keras.Model, prediction: Any, losses: Any, weight: Any, obje
 
 
 def _in_gradients(
-    tape: Any, scaled: Any, model: keras.Model, calls: list[Call], prediction: Any, y: Any
+    tape: Any, scaled: Any, model: keras.Model, calls: list[Call], prediction: Any
 ) -> str | None:
     variables = list(model.trainable_variables)
     tensors = [tensor for call in calls for tensor in (*call.outputs, *call.inputs)]
@@ -183,11 +186,7 @@ def _in_gradients(
         words += f", and so are {len(wrong) - 1} more"
     words += ", while all layers' outputs and the loss are finite"
     if found[-1] is not None and unsound([_dense(found[-1])])[0]:
-        words += "; it comes from the loss function's own derivative"
-        hidden = unsound(_floats(y))[0]
-        return words + (
-            f", for y holds {hidden} values that are not finite where its weight is 0" if hidden else ""
-        )
+        return words + "; it comes from the loss function's own derivative"
     known = {id(t): g for t, g in zip(tensors, found[len(variables) :], strict=False)}
     source = next((call for call in _innermost_last(calls) if _spoils(tape, call, known)), None)
     return words + (f"; it comes from the derivative of {source.name}" if source else "")

@@ -251,7 +251,7 @@ class _PhaseRun:
             self.plan,
             self.section,
             self.strategy,
-            rate=self.shape_of_rate["peak"],
+            rate=learning_rate.schedule(**self.shape_of_rate),
             batches=self.batches(0),
         )
         self.back()

@@ -31,7 +31,7 @@ def precision(
     section: TrainSection,
     strategy: tf.distribute.Strategy,
     *,
-    rate: float,
+    rate: Any,
     batches: tf.data.Dataset,
 ) -> list[str]:
     """A sentence where the first steps in 16 bits go another way than those in float32.
@@ -39,7 +39,7 @@ def precision(
     The model is trained by this: put it back.
 
     Args:
-        rate: Learning rate of these steps.
+        rate: Learning rate, or its schedule, as training begins with it.
         batches: The first of the phase, augmented as in training.
     """
     with strategy.scope():

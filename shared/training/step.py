@@ -209,6 +209,7 @@ class Stepper:
         return tensor[index * size : (index + 1) * size]
 
     def _forward_backward(self, x: Any, y: Any, weight: Any, total: Any) -> tuple[Any, list[Any]]:
+        y = without_padding(y, weight)
         with tf.GradientTape() as tape:
             losses = self.example_losses(y, self.model(x, training=True))
             weighted = tf.reduce_sum(tf.where(weight > 0, losses * weight, 0.0))
@@ -276,6 +277,18 @@ def moving_statistics(model: keras.Model) -> list[Any]:
         if layer.trainable:  # a frozen batch normalisation runs in inference
             found += [v for v in layer._non_trainable_variables if str(v.dtype) in ("float32", "float64")]
     return found
+
+
+def without_padding(y: Any, weight: Any) -> Any:
+    """Zeros for the truth of examples without weight: a NaN there would reach the gradients as 0 x NaN."""
+
+    def masked(part: Any) -> Any:
+        if not part.dtype.is_floating:
+            return part
+        counts = tf.reshape(weight > 0, [-1, *[1] * (len(part.shape) - 1)])
+        return tf.where(counts, part, tf.zeros_like(part))
+
+    return tf.nest.map_structure(masked, y)
 
 
 def _without_none(gradients: list[Any]) -> list[Any]:

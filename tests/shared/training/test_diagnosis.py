@@ -206,15 +206,9 @@ def test_a_norm_that_overflows_is_told_from_its_gradients():
     assert "the norm of the gradients overflows float32, while each of them is finite" in found
 
 
-def test_a_y_without_weight_is_no_unsound_input_but_may_ruin_the_gradient():
+def test_a_y_without_weight_is_no_unsound_input():
     x, y, weight = examples()
     y[5], weight[5] = np.nan, 0.0
-    found = Case(plain(), (x, y, weight)).diagnosis()
-    assert (
-        "the loss function's own derivative, for y holds 1 values that are not finite where its weight is 0"
-        in found
-    )
-    y[5] = 0.0
     assert "all were sound" in Case(plain(), (x, y, weight)).diagnosis()
 
 

@@ -64,6 +64,14 @@ def test_a_batch_without_weight_changes_nothing():
     assert weight_of(model) == 1.0
 
 
+def test_a_missing_truth_without_weight_does_no_harm():
+    model = line()
+    missing = np.float32([[2.0], [np.nan], [0.0], [1.0]])
+    total, count = step(model, batches(weight=(1, 0, 1, 1), y=missing))
+    assert (total, count) == (19.0, 3.0)
+    assert weight_of(model) == pytest.approx(1 - (-2 + 18 + 24) / 3)
+
+
 def test_several_steps_in_one_call_equal_as_many_calls():
     one, many = line(), line()
     stepper = Stepper(one, keras.losses.mean_squared_error, keras.optimizers.SGD(0.01))

@@ -34,7 +34,7 @@ def of(name: str) -> list[dict[str, Any]]:
             ]
         else:
             calls = [Call(strategies.everything, ({"device": "cpu", "logical_cpus": count},))]
-        _found[name] = [worker.value_of(done, name) for done in worker.together(calls, timeout=300)]
+        _found[name] = [worker.value_of(done, name) for done in worker.together(calls, timeout=900)]
     return _found[name]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 
 from pipelines import steps, training
 from shared import contract, files, worker
+from shared.config import merge
 from shared.errors import CasebookError, InputError, TrainingError
+from shared.evaluation.champion import SEEN
 from shared.plan import ExecutionPlan
 from shared.runs import registry
 from shared.runs.folder import Run
@@ -237,3 +239,31 @@ def test_where_no_champion_stands_it_says_so(
     plain = Run.create(hungry, hungry.Config())
     assert training.champion(plain) is None
     assert "started_from" not in plain.manifest
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("domain", "phase"), [("xray", "last blocks unfrozen"), ("stocks", "lstm")])
+def test_a_domain_is_retrained_from_its_champion_where_that_is_fair(
+    domain: str, phase: str, whole: Callable[..., dict[str, Any]]
+) -> None:
+    """The same data again: earlier folds of a walk forward are tested on what the champion was trained on."""
+    settings = merge(
+        contract.find(domain).tiny(),
+        {"plan": {"batch_size": 16, "precision": "float32", "xla": "off"}, "export": {"formats": ()}},
+    )
+    first = Run.open(whole(domain, settings)["run"])
+    registry.promote(domain, 1)
+    again = Run.open(whole(domain, merge(settings, {"train": {"from": "champion"}}))["run"])
+    started = again.manifest["started_from"]
+    assert started["run"] == first.id
+    *earlier, last = started["members"]
+    assert last["from"] == "champion"
+    assert all(member["from"] == "scratch" and "trained or tuned on" in member["why"] for member in earlier)
+    assert len(earlier) == (1 if domain == "stocks" else 0)
+    assert f"{domain} v1 (champion), " in (again.path / "report.html").read_text()
+    trained = again.result("train")
+    assert trained is not None
+    assert [done["name"] for done in trained["reports"][-1]["phases"]] == [phase]
+    with np.load(again.path / "model" / SEEN) as mine, np.load(first.path / "model" / SEEN) as theirs:
+        for name in ("names", "trained"):
+            np.testing.assert_array_equal(mine[name], theirs[name])

@@ -74,7 +74,7 @@ def conversions() -> list[Callable[[], object]]:
         for kind in vars(step).values()
         if isinstance(kind, type) and kind.__module__ == "shared.training.step"
         for name, function in vars(kind).items()
-        if callable(function) and not name.startswith("__") and name not in ("run", "iterate")
+        if callable(function) and not name.startswith("__") and name not in ("run", "take", "iterate")
     ]
     # tf.function asks for those it wraps; what they call is converted without being asked for.
     wrapped = ("_many", "_together")

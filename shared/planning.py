@@ -31,7 +31,7 @@ CACHE_SHARE = 0.4
 RAM_BUDGET_SHARE = 0.1
 """Of the memory that is free, how much tf.data's buffers may take (its own default is half of all)."""
 
-_NO_CLUSTER = {cluster.VARIABLE: ""}
+_NO_CLUSTER = {cluster.VARIABLE: None}
 """Trials are one process's, whatever crew it will train with."""
 
 DESCRIBE_SECONDS = 600.0

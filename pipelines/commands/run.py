@@ -22,6 +22,7 @@ _RUN_WORDS = (
     "replan",
     "guards",
     "workers",
+    "profile",
     "verbose",
     "debug",
     "json",
@@ -41,6 +42,7 @@ def run(
     replan: Switch = False,
     guards: Literal["standard", "full"] | None = None,
     workers: int | None = None,
+    profile: Switch = False,
     screen: Screen = QUIET,
 ) -> int:
     """Train, judge and register a domain's model. Settings go as dotted flags: --train.epochs 5.
@@ -66,6 +68,8 @@ def run(
     workers
         Train with this many processes on this machine. Over several machines: start the command on
         each with its own TF_CONFIG, and CASEBOOK_RUNS on a folder that all share.
+    profile
+        Write a TensorFlow profile of a few calls of each phase; the report names the dearest ops.
     """
     options = {
         "source": source,
@@ -73,6 +77,7 @@ def run(
         "plan.replan": replan,
         "gate.guards": guards,
         "accelerator.workers": workers,
+        "run.profile": profile,
     }
     _, resolved = configured(domain, settings, config=config, options=options, words=_RUN_WORDS)
     if _is_hand(resolved.accelerator):

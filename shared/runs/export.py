@@ -22,7 +22,7 @@ from shared.errors import CasebookError
 from shared.evaluation.champion import write_seen
 from shared.evaluation.predictions import read_predictions
 from shared.plan import ExecutionPlan
-from shared.runs import forms, saved_model
+from shared.runs import forms, litert, saved_model
 from shared.runs.forms import KERAS, PLACES, SAVED_MODEL, Form
 from shared.runs.predictor import Predictor, undamaged
 from shared.runs.registry import MODEL_CARD
@@ -57,9 +57,9 @@ def export(
     Returns:
         ``max_difference`` between the export's outputs and those of the trained model on the
         test split (in units of their standard deviation), ``tolerance``, ``size_bytes``,
-        ``parameters`` of one member, and ``forms``: the table of :mod:`shared.runs.forms` with
-        SavedModel and ``.keras``. A ``.keras`` that cannot be loaded in safe mode, or says
-        something else, is left out.
+        ``parameters`` of one member, ``recurrent`` (whether the network has recurrent layers), and
+        ``forms``: the table of :mod:`shared.runs.forms` with SavedModel and ``.keras``. A
+        ``.keras`` that cannot be loaded in safe mode, or says something else, is left out.
 
     Raises:
         CasebookError: The export's outputs are off by more than the tolerance.
@@ -116,6 +116,7 @@ def export(
         "tolerance": tolerance,
         "size_bytes": size,
         "parameters": parameters,
+        "recurrent": litert.recurrent(model),
         "forms": forms.table(rows, yardstick.trained, margin=settings.export.margin),
     }
 

@@ -44,19 +44,28 @@ _OPERATION = r"'tf\.\w+' op [^\n]*|TF Select ops: [^\n]*|Quantization not yet su
 
 
 def convert(
-    model: keras.Model, published: Path, kind: str, examples: Sequence[Any], out: Path, *, work: Path
+    model: Callable[[], keras.Model],
+    published: Path,
+    kind: str,
+    examples: Sequence[Any],
+    out: Path,
+    *,
+    work: Path,
+    has_loops: bool,
 ) -> str:
-    """Writes ``model`` as a LiteRT file.
+    """Writes a model as a LiteRT file.
 
     Recurrent layers are loops, which the converter takes at a fixed batch only: such a file takes
     one example at a time. In int8 their loop would crash the converter, so it is unrolled there.
 
     Args:
+        model: Returns the Keras model; called only where its SavedModel won't do.
         published: The model's SavedModel, as :func:`shared.runs.saved_model.write` wrote it.
         kind: ``litert-float16``, ``litert-dynamic`` or ``litert-int8``.
         examples: Inputs ``[1, ...]`` for calibration; used by int8 only.
         out: File to write.
         work: Folder for SavedModels on the way, of this model alone; two kinds may share one.
+        has_loops: As :func:`recurrent` says of the model.
 
     Returns:
         What a person who uses the file must know; may be empty.
@@ -65,7 +74,7 @@ def convert(
         CasebookError: The model cannot be had in this form; says why.
     """
     problem = ""
-    for attempt in _attempts(model, published, kind):
+    for attempt in _attempts(model, published, kind, has_loops):
         # Another batch helps where shapes were the trouble, and nowhere else.
         if problem and not re.search("shape|static", problem):
             break
@@ -85,17 +94,19 @@ Attempt = Callable[[Path], tuple[Path, str]]
 """Given a folder of work, a SavedModel to convert and what to know of the result."""
 
 
-def _attempts(model: keras.Model, published: Path, kind: str) -> Iterator[Attempt]:
+def _attempts(
+    model: Callable[[], keras.Model], published: Path, kind: str, has_loops: bool
+) -> Iterator[Attempt]:
     def one_by_one(work: Path) -> tuple[Path, str]:
         if not (work / "one").exists():
-            saved_model.write(model, work / "one", batch=1)
+            saved_model.write(model(), work / "one", batch=1)
         return work / "one", ONE_BY_ONE
 
     def without_loops(work: Path) -> tuple[Path, str]:
-        saved_model.write(unrolled(model), work / "unrolled")
+        saved_model.write(unrolled(model()), work / "unrolled")
         return work / "unrolled", "its recurrent layers are unrolled"
 
-    if not recurrent(model):
+    if not has_loops:
         yield lambda work: (published, "")
         yield one_by_one
     elif kind == "litert-int8":
@@ -146,18 +157,11 @@ def _converted(source: Path, kind: str, examples: Sequence[Any]) -> bytes:
     if kind == "litert-float16":
         converter.target_spec.supported_types = [tf.float16]
     elif kind == "litert-int8":
-        names = _input_names(source)
+        names = saved_model.input_names(source)
         converter.representative_dataset = lambda: ((signature, named(x, names)) for x in examples)
         # Nothing else: an operation without an int8 kernel is an error, not a float32 island.
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
     return bytes(converter.convert())
-
-
-def _input_names(source: Path) -> list[str]:
-    import tensorflow as tf
-
-    loaded = tf.saved_model.load(str(source))
-    return sorted(loaded.signatures[saved_model.SIGNATURE].structured_input_signature[1])
 
 
 def named(x: Any, names: Sequence[str]) -> dict[str, Any]:

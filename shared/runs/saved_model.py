@@ -49,6 +49,15 @@ def write(model: keras.Model, folder: Path, batch: int | None = None) -> None:
     archive.write_out(str(folder), verbose=False)
 
 
+def input_names(folder: Path) -> list[str]:
+    """Names that ``serving_default`` has for its inputs, read off the file; nothing is loaded."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    content = saved_model_pb2.SavedModel()
+    content.ParseFromString((folder / "saved_model.pb").read_bytes())
+    return sorted(content.meta_graphs[0].signature_def[SIGNATURE].inputs)
+
+
 def _inputs(model: keras.Model) -> Any:
     """The model's symbolic inputs in their structure; None where it has none."""
     try:

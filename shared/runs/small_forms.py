@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def add(
     calm = [kind for kind in wanted if kind != "litert-int8"]
     made: dict[str, Any] = {}
     for together in (calm, [kind for kind in wanted if kind == "litert-int8"]):
-        made |= _litert(together, what, model, work)
+        made |= _litert(together, what, model, work, bool(exported["recurrent"]))
     if section.prune > 0:
         made[PRUNED] = _pruned(what, model, work, plan, config)
     for name, found in made.items():
@@ -79,18 +80,27 @@ def add(
     return {**exported, "forms": table, "size_bytes": size}
 
 
-def _litert(kinds: Sequence[str], what: tuple[Any, ...], model: Path, work: Path) -> dict[str, Any]:
+def _litert(
+    kinds: Sequence[str], what: tuple[Any, ...], model: Path, work: Path, has_loops: bool
+) -> dict[str, Any]:
     """What became of each kind; a child that several share and that dies is tried again kind by kind."""
     if not kinds:
         return {}
     progress.emit("small forms", 0, None, note=", ".join(kinds))
     outcome = worker.run(
-        make_litert, *what, str(model), list(kinds), str(work), timeout=SECONDS, environment=_ON_THE_CPU
+        make_litert,
+        *what,
+        str(model),
+        list(kinds),
+        str(work),
+        has_loops,
+        timeout=SECONDS,
+        environment=_ON_THE_CPU,
     )
     if outcome.verdict is worker.Verdict.OK:
         return dict(outcome.value)
     if len(kinds) > 1:
-        return {kind: found for one in kinds for kind, found in _litert([one], what, model, work).items()}
+        return {one: _litert([one], what, model, work, has_loops)[one] for one in kinds}
     return {kinds[0]: {"problem": _told("its conversion", outcome)}}
 
 
@@ -103,8 +113,12 @@ def make_litert(
     model: str,
     kinds: Sequence[str],
     work: str,
+    has_loops: bool,
 ) -> dict[str, Any]:
     """Converts every member to ``kinds`` and measures each kind; runs in a child process.
+
+    Args:
+        has_loops: The network has recurrent layers, as :func:`shared.runs.litert.recurrent` says.
 
     Returns:
         For each kind its measurement (:meth:`Yardstick.measure`) with a ``note``, or its ``problem``.
@@ -117,15 +131,22 @@ def make_litert(
     yardstick = Yardstick(domain, prepared, config, fold, members)
     examples = yardstick.representative(litert.CALIBRATION_EXAMPLES) if "litert-int8" in kinds else []
     keras.config.set_dtype_policy("float32")
-    networks = [yardstick.rebuilt(member) for member in members]
+    rebuilt = cache(yardstick.rebuilt)
     found: dict[str, Any] = {}
     for kind in kinds:
         paths = [_place(Path(work), number, kind) for number in range(len(members))]
         try:
-            for number, (network, path) in enumerate(zip(networks, paths, strict=True)):
+            for number, (member, path) in enumerate(zip(members, paths, strict=True)):
                 published = _place(Path(model), number, forms.SAVED_MODEL)
-                sources = path.with_name("sources")
-                note = litert.convert(network, published, kind, examples, path, work=sources)
+                note = litert.convert(
+                    partial(rebuilt, member),
+                    published,
+                    kind,
+                    examples,
+                    path,
+                    work=path.with_name("sources"),
+                    has_loops=has_loops,
+                )
             found[kind] = {**yardstick.measure(litert.LiteRT(paths), paths), "note": note}
         except Exception as error:  # a row of the table, whatever it is
             found[kind] = {"problem": litert.why(error)}

@@ -34,7 +34,15 @@ def converted(place: str, names: list[str]) -> dict[str, dict[str, Any]]:
         found[name] = {"true": np.asarray(model(given))}
         for kind in KINDS:
             file = work / f"{kind}.tflite"
-            note = litert.convert(model, work / "published", kind, rows, file, work=work / "sources")
+            note = litert.convert(
+                lambda model=model: model,
+                work / "published",
+                kind,
+                rows,
+                file,
+                work=work / "sources",
+                has_loops=litert.recurrent(model),
+            )
             runner = Interpreter(str(file)).get_signature_runner("serving_default")
             details = {**runner.get_input_details(), **runner.get_output_details()}
             found[name][kind] = {
@@ -102,8 +110,9 @@ def test_an_open_number_of_steps_has_no_int8(tmp_path: Path) -> None:
     inputs = keras.Input((None, 3))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.LSTM(4)(inputs)))
     assert litert.recurrent(model)
+    out, work = tmp_path / "int8.tflite", tmp_path / "work"
     with pytest.raises(CasebookError, match="unroll"):
-        litert.convert(model, tmp_path, "litert-int8", [], tmp_path / "int8.tflite", work=tmp_path / "work")
+        litert.convert(lambda: model, tmp_path, "litert-int8", [], out, work=work, has_loops=True)
 
 
 def test_unrolling_reaches_wrapped_layers_and_keeps_the_weights() -> None:

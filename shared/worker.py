@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from shared import outcome, progress
+from shared import outcome, progress, tpu
 from shared.children import Child, ask_to_end, next_to_end
 from shared.errors import WorkerError
 from shared.outcome import REMEDY, ChildTraceback, Outcome, Verdict, host_kills
@@ -63,7 +63,7 @@ PRELOAD: tuple[str, ...] = (
     "shared.input_pipeline",
     "shared.training.loop",
 )
-"""What the server imports before it forks. None of it may open a device."""
+"""What the server imports before it forks. None of it may open a device; where there is a TPU, nothing."""
 
 START_SECONDS = 180.0
 """How long the server may take to import :data:`PRELOAD` (about 4 s; far more from a slow disk)."""
@@ -229,7 +229,10 @@ _retired: list[Server] = []
 
 def _suitable_server(variables: Mapping[str, str]) -> Server:
     global _current
-    key = (PRELOAD, tuple(variables.get(name) for name in _READ_AT_IMPORT))
+    # TensorFlow's wheel for TPUs takes the TPU's lock and starts its driver when it is imported
+    # (tpu_api_dlsym_initializer.cc), neither of which survives a fork: each child imports it for itself.
+    preload = () if tpu.announced() else PRELOAD
+    key = (preload, tuple(variables.get(name) for name in _READ_AT_IMPORT))
     with _lock:
         if _current is not None and not (_current.alive() and _current.key == key):
             _current.retire()
@@ -239,7 +242,7 @@ def _suitable_server(variables: Mapping[str, str]) -> Server:
             _retired.remove(server)
             server.stop()
         if _current is None:
-            _current = Server(key, PRELOAD, variables)
+            _current = Server(key, preload, variables)
         return _current
 
 

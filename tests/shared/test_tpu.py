@@ -8,6 +8,7 @@ a graph, nothing in it is what a TPU refuses.
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -248,6 +249,16 @@ def test_a_device_file_or_a_name_announces_a_tpu(tmp_path, monkeypatch):
     assert tpu.announced(tmp_path / "nothing")
 
 
+def test_the_server_of_children_leaves_tensorflow_to_them_where_there_is_a_tpu(monkeypatch):
+    """Importing it starts the TPU's driver, which is lost in a fork."""
+    monkeypatch.setattr(worker, "Server", lambda key, preload, variables: preload)
+    monkeypatch.setattr(worker, "_current", None)
+    assert "tensorflow" in worker._suitable_server({})
+    monkeypatch.setattr(worker, "_current", None)
+    monkeypatch.setenv("TPU_NAME", "local")
+    assert worker._suitable_server({}) == ()
+
+
 # --- the work ---
 
 
@@ -279,7 +290,9 @@ def test_the_loop_trains_as_on_one_cpu():
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-def test_a_member_is_trained(tmp_path):
+def test_a_member_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPU_NAME", "node-1")
+    assert not worker.call(lambda: "tensorflow" in sys.modules, timeout=60), "left to the child"
     done = worker.call(tpus.member, str(tmp_path), "grpc://10.0.0.2:8470", timeout=280)
     assert done["calls"] == ["resolver", "connect", "initialise", "strategy", "shutdown"]
     assert (done["device"], done["replicas"]) == ("tpu", tpus.CORES)

@@ -318,23 +318,36 @@ DYNAMIC = {"Where", "Unique", "UniqueV2", "BooleanMask", "NonMaxSuppressionV5", 
 """Ops whose output's shape depends on values."""
 
 
+def require_fit_for_a_tpu(graph: dict[str, Any]) -> None:
+    assert {"MatMul", "Conv2D"} & set(graph["types"]), "the graph of the cores was looked at"
+    assert [kind for kind in graph["types"] if any(word in kind for word in FORBIDDEN)] == []
+    assert DYNAMIC.isdisjoint(graph["types"])
+    assert graph["unknown shapes"] == []
+    assert not {"float64", "float16", "string"} & set(graph["dtypes"])  # float64 is emulated, and slow
+
+
 @pytest.mark.slow
 def test_tensorflows_own_strategy_traces_the_step_and_the_forward_pass():
     found: dict[str, Any] = worker.call(tpus.traced, timeout=200)
     assert found["replicas"] == tpus.CORES
     for part in ("step", "forward"):
-        graph = found[part]
-        assert "MatMul" in graph["types"], "the graph of the cores was looked at"
-        assert [kind for kind in graph["types"] if any(word in kind for word in FORBIDDEN)] == []
-        assert DYNAMIC.isdisjoint(graph["types"])
-        assert graph["unknown shapes"] == []
-        assert "float64" not in graph["dtypes"]  # emulated, and slow
-        assert "float16" not in graph["dtypes"]
-        assert "bfloat16" in graph["dtypes"]
+        require_fit_for_a_tpu(found[part])
+        assert "bfloat16" in found[part]["dtypes"]
     # Of every gradient once by us and once by Keras, of the weights, of the numbers, of each statistic.
     assert found["step"]["sums"] == found["sums"]
     assert found["forward"]["sums"] == 0
     assert found["answers"] == [(8, 1), (8, 1), (8,)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("domain", ["stocks", "climate", "xray"])
+def test_tensorflows_own_strategy_traces_what_our_domains_train(domain, tmp_path):
+    found: list[dict[str, Any]] = worker.call(tpus.domain_traced, domain, str(tmp_path), timeout=280)
+    assert found
+    for graph in found:
+        require_fit_for_a_tpu(graph)
+        assert graph["sums"] == graph["expected"]
 
 
 @pytest.mark.soak

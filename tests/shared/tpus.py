@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -222,6 +223,35 @@ def traced() -> dict[str, Any]:
         "forward": described(forward.graph),
         "answers": [tuple(part.shape) for part in forward.structured_outputs],
     }
+
+
+def domain_traced(name: str, folder: str) -> list[dict[str, Any]]:
+    """The same of every phase of a domain, on its sample; with how many sums over cores are to be expected."""
+    from shared import contract, input_pipeline, mixed_precision
+    from shared.training.predict import Forward
+    from shared.training.step import make_stepper
+
+    domain, prepared = contract.find(name), Path(folder)
+    config = domain.Config()
+    domain.ingest(Path("data/samples") / name, config, prepared)
+    fold = domain.folds(prepared, config)[-1]
+    strategy = own_strategy()
+    mixed_precision.apply("mixed_bfloat16")
+    model: Any = None
+    found = []
+    for phase in domain.phases(prepared, config, fold):
+        with strategy.scope():
+            model = phase.build(model)
+        source = phase.source("train") if phase.source else domain.examples(prepared, config, fold, "train")
+        plan = ExecutionPlan(device="tpu", replicas=CORES, batch_size=8, precision="mixed_bfloat16")
+        ours = make_stepper(model, phase.loss, plan, rate=0.01, strategy=strategy)
+        training = ours.iterate(input_pipeline.training_batches(source, plan, seed=0, epoch=0))
+        steps = ours._steps.get_concrete_function(training, tf.constant(2), tf.constant(0.0))
+        evaluation = next(ours.iterate(input_pipeline.evaluation_batches(source, plan)))
+        forward = Forward(model, strategy=strategy)._run.get_concrete_function(*evaluation)
+        sums = 2 * len(model.trainable_variables) + 2 + len(ours._statistics)
+        found += [described(steps.graph) | {"expected": sums}, described(forward.graph) | {"expected": 0}]
+    return found
 
 
 def compiled() -> dict[str, list[float]]:

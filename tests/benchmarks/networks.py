@@ -39,14 +39,16 @@ class Network:
 
 
 def _lstm() -> keras.Model:
-    stack = [layers.LSTM(64, return_sequences=True), layers.LSTM(64), layers.Dense(2)]
-    return keras.Sequential([keras.Input((60, 8)), *stack])
+    window = keras.Input((60, 8), name="window")
+    hidden = layers.LSTM(64)(layers.LSTM(64, return_sequences=True)(window))
+    return keras.Model(window, layers.Dense(2)(hidden))
 
 
 def _cnn() -> keras.Model:
-    convolutions = [layers.Conv2D(16, 3, activation="relu", padding="same") for _ in range(2)]
-    top = [layers.GlobalAveragePooling2D(), layers.Dense(1)]
-    return keras.Sequential([keras.Input((32, 32, 3)), *convolutions, *top])
+    x = picture = keras.Input((32, 32, 3), name="picture")
+    for _ in range(2):
+        x = layers.Conv2D(16, 3, activation="relu", padding="same")(x)
+    return keras.Model(picture, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
 def _xray_head() -> keras.Model:

@@ -2,9 +2,10 @@
 
 Run by ``make bench``; asserts nothing. A ratio above 1 says that the form is faster than
 ``Predictor.one`` on the SavedModel. Networks are untrained, one thread computes, and each call takes
-a numpy array and gives one; the median call of a turn counts. The difference is the largest to the SavedModel, as a share of its
-largest output; of untrained networks it says little. Conversion has a child of its own
-for each form, as in a run, because the converter can take its process with it.
+a numpy array and gives one; the median call of a turn counts. The difference is the largest to
+the SavedModel, as a share of its largest output; of untrained networks it says little. Conversion
+has a child of its own for each form, as in a run, because the converter can take its process with
+it.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def built(name: str) -> tuple[Any, Any]:
 def measured(
     name: str, folder: Path, kinds: list[str], repeats: int
 ) -> dict[str, tuple[list[float], int, float]]:
-    """In a child: of each form seconds by turn, bytes and largest difference to the SavedModel, in its largest output."""
+    """In a child: of each form seconds by turn, bytes and difference."""
     import networks
 
     from shared.runs.litert import LiteRT

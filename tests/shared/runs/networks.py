@@ -20,7 +20,7 @@ COUNT = 240
 
 
 class NetworksConfig(DomainConfig):
-    network: Literal["dense", "conv", "lstm", "loop", "faint", "named"] = "dense"
+    network: Literal["dense", "conv", "lstm", "loop", "faint", "named", "lambda"] = "dense"
     train: TrainSection = TrainSection(epochs=2)
     units: int = Field(24, ge=1)
 
@@ -117,6 +117,8 @@ def network(kind: str, units: int = 24) -> keras.Model:
     else:
         x = layers.Dense(units, activation="relu")(layers.Flatten()(x))
         x = layers.BatchNormalization()(x)
+    if kind == "lambda":
+        x = layers.Lambda(lambda x: 2.0 * x, output_shape=(units,))(x)
     outputs = layers.Dense(1, activation="sigmoid", name="brighter")(x)
     if kind == "faint":  # last: LiteRT's own limits of a relu make a NaN a number
         outputs = layers.Multiply()([outputs, Faint()(layers.Flatten()(inputs))])

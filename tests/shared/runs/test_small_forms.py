@@ -125,6 +125,16 @@ def test_a_form_that_says_nan_is_left_out_whatever_the_margin(trained: Trained, 
     assert tree(tmp_path / "model") == {"member-0/model.keras"}
 
 
+def test_code_in_a_keras_file_is_left_out_and_the_others_stay(trained: Trained, tmp_path: Path) -> None:
+    """A Lambda layer is Python code in the file, which Keras's safe mode refuses."""
+    rows, _ = published(trained, tmp_path, "lambda", formats=["litert-dynamic"], margin=1.0)
+    assert rows["saved-model"]["published"]
+    assert rows["litert-dynamic"]["published"]
+    assert not rows["keras"]["published"]
+    assert "Lambda" in rows["keras"]["reason"]
+    assert tree(tmp_path / "model") == {"member-0/dynamic.tflite"}
+
+
 def test_pruned_members_are_smaller_when_compressed_and_load(trained: Trained, tmp_path: Path) -> None:
     rows, _ = published(trained, tmp_path, "dense", formats=[], margin=1.0, prune=0.8, prune_epochs=2)
     assert list(rows) == ["saved-model", "keras", "pruned"]

@@ -19,7 +19,9 @@ NAN = float("nan")
 
 def trained(score: float = 0.8, *, higher: bool = True, unit: str = "") -> Trained:
     name = "AUROC" if higher else "RMSE"
-    return Trained(score, name, unit, higher, examples=100, test_examples=400, batch=32, device="a CPU, 2 cores")
+    return Trained(
+        score, name, unit, higher, examples=100, test_examples=400, batch=32, device="a CPU, 2 cores"
+    )
 
 
 def found(score: float | None, difference: float | None = 0.1) -> dict[str, Any]:
@@ -56,7 +58,9 @@ def test_the_margin_is_kept_in_the_scores_own_direction(
 
 def test_the_reason_names_both_scores_and_the_margin() -> None:
     row = forms.judged("litert-int8", found(2.5), trained(2.0, higher=False, unit="K"), margin=0.01)
-    assert row.reason == "RMSE 2.5 K is worse than the trained model's 2 K by 0.5, more than the margin of 0.01"
+    assert (
+        row.reason == "RMSE 2.5 K is worse than the trained model's 2 K by 0.5, more than the margin of 0.01"
+    )
 
 
 @pytest.mark.parametrize("higher", [True, False])

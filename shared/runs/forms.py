@@ -23,6 +23,9 @@ LITERT_FILES = {
 """Name of each LiteRT form to its file in a member's folder."""
 PLACES = {SAVED_MODEL: "saved_model", KERAS: "model.keras", PRUNED: "pruned.keras", **LITERT_FILES}
 """Name of each form to its file or folder in a member's folder (``member-0``, ``member-1``, ...)."""
+FAR = 2.0
+"""A conversion whose outputs are off by more than this many of their standard deviations has failed,
+whatever it scores: on a small test split a score cannot tell. A pruned model was trained on, and may differ."""
 TITLES = {
     SAVED_MODEL: "SavedModel",
     KERAS: ".keras",
@@ -112,6 +115,8 @@ def judged(name: str, found: Mapping[str, Any], trained: Trained, *, margin: flo
     unit = f" {trained.unit}" if trained.unit else ""
     if not math.isfinite(difference):
         reason = "its outputs hold NaN or Inf"
+    elif name in LITERT_FILES and difference > FAR:
+        reason = f"its outputs are off by up to {difference:.2g} of their spread, more than {FAR:g}: the conversion failed"
     elif not math.isfinite(trained.score):
         reason = f"{trained.name} of the trained model is undefined on the test split: nothing can be judged"
     elif not math.isfinite(score):

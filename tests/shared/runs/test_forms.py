@@ -56,6 +56,15 @@ def test_the_margin_is_kept_in_the_scores_own_direction(
     assert bool(row.reason) is not published
 
 
+def test_a_conversion_far_from_the_model_is_left_out_whatever_it_scores() -> None:
+    """A test split of a few examples may score it as well; a pruned model was trained on."""
+    row = forms.judged("litert-int8", found(0.85, difference=3.8), trained(), margin=0.01)
+    assert not row.published
+    assert "3.8 of their spread" in row.reason
+    assert forms.judged("litert-int8", found(0.8, difference=1.9), trained(), margin=0.01).published
+    assert forms.judged("pruned", found(0.85, difference=3.8), trained(), margin=0.01).published
+
+
 def test_the_reason_names_both_scores_and_the_margin() -> None:
     row = forms.judged("litert-int8", found(2.5), trained(2.0, higher=False, unit="K"), margin=0.01)
     assert (

@@ -31,7 +31,8 @@ Whole = Callable[..., dict[str, Any]]
 
 
 def whole_run(domain: str, config: Mapping[str, Any] | None = None, run: str | None = None) -> dict[str, Any]:
-    """All steps in order, as the flows call them; returns what a flow returns."""
+    """All steps in order, as the flows call them, but for small forms; returns what a flow returns."""
+    config = merge({"export": {"formats": []}}, config or {})
     with steps.opened(domain, config, run) as this:
         for step in (
             steps.ingest,
@@ -76,12 +77,15 @@ def casebook(runs: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Po
 
 @pytest.fixture
 def tiny_file(tmp_path: Path) -> Callable[[str], Path]:
-    """A domain's tiny settings as a TOML file, with the plan decided: two measured ones may differ."""
+    """A domain's tiny settings as a TOML file, with the plan decided (two measured ones may differ) and one form."""
 
     def write(domain: str) -> Path:
         body = find(domain)
-        plan = {"plan": {"batch_size": 16, "precision": "float32", "xla": "off"}}
-        config: DomainConfig = build(body.Config, base=merge(body.tiny(), plan))
+        decided = {
+            "plan": {"batch_size": 16, "precision": "float32", "xla": "off"},
+            "export": {"formats": ["litert-dynamic"]},
+        }
+        config: DomainConfig = build(body.Config, base=merge(body.tiny(), decided))
         file = tmp_path / f"{domain}.toml"
         file.write_text(to_toml(config))
         return file

@@ -169,14 +169,7 @@ class _Replay:
 
     def first_of_all(self, found: str) -> str:
         """What the first worker found that found something: the cause may lie in one worker's part alone."""
-        if self.crew.size == 1:
-            return found
-        text = np.zeros([self.crew.size, 1024], np.int32)
-        mine = np.frombuffer(found.encode()[: text.shape[1]], np.uint8)
-        text[self.crew.index, : len(mine)] = mine
-        summed = np.asarray(crew._summed(self.stepper.strategy, tf.constant(text), self.crew.replicas))
-        every = [bytes(row.astype(np.uint8)).rstrip(b"\0").decode(errors="ignore") for row in summed]
-        return next((words for words in every if words), "")
+        return next((words for words in self.crew.all_say(found) if words), "")
 
     def shares(self, batch: Any) -> list[Any]:
         """``(x, y, weight)`` of each replica of this process."""

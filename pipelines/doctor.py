@@ -7,7 +7,6 @@ time limits, because a driver that hangs is one of the things that people call a
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -165,8 +164,7 @@ def tpu() -> list[Check]:
     from shared.config import AcceleratorSection
 
     announced = accelerator.tpu_announced()
-    address = os.environ.get("TPU_NAME", "local")
-    section = AcceleratorSection(device="tpu", tpu_address=address)
+    section = AcceleratorSection(device="tpu")
     outcome = worker.run(accelerator.probe, section, timeout=TPU_SECONDS)
     if outcome.verdict == "ok" and outcome.value.device == "tpu":
         return [Check("tpu", "ok", outcome.value.tpu)]

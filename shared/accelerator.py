@@ -168,7 +168,7 @@ def _open(device: str, section: AcceleratorSection) -> Accelerator:
     if section.deterministic:
         tf.config.experimental.enable_op_determinism()
     if device == "tpu":
-        strategy, proof = tpu.start(section.tpu_address)
+        strategy, proof = tpu.start(tpu.address_of(section.tpu_address))
         return Accelerator(strategy, device, _name(device, section), strategy.num_replicas_in_sync, proof)
     if device == "workers":
         _grow_memory()
@@ -242,7 +242,7 @@ def _name(device: str, section: AcceleratorSection) -> str:
     if device == "cpu":
         return cores + (f" as {section.logical_cpus} logical devices" if section.logical_cpus > 1 else "")
     if device == "tpu":
-        return f"TPU at {section.tpu_address}"
+        return f"TPU at {tpu.address_of(section.tpu_address)}"
     names = [gpu.name for gpu in here.gpus] or ["GPU"]
     if device == "gpu":
         return names[0]

@@ -41,7 +41,10 @@ class AcceleratorSection(Section):
         gt=0,
         description="How long workers wait for one that is silent; longer than its longest compilation.",
     )
-    tpu_address: str = Field("local", description="Address of the TPU, as TPUClusterResolver takes it.")
+    tpu_address: str = Field(
+        "local",
+        description="Address of the TPU, as TPUClusterResolver takes it; local: TPU_NAME's, else this machine's.",
+    )
     logical_cpus: int = Field(
         1, ge=1, le=64, description="Split the CPU into this many logical devices and mirror over them."
     )

@@ -361,7 +361,8 @@ def one_batch(source: Source, plan: ExecutionPlan, *, part: tuple[int, int] = AL
     Without shuffling and augmentation, which would read a stream's whole buffer for it.
     """
     size = training_batch_size(source.count, plan)
-    return evaluation_batches(source, replace(plan, batch_size=size, accumulation=1), part=part).take(1).cache().repeat()
+    whole = replace(plan, batch_size=size, accumulation=1)
+    return evaluation_batches(source, whole, part=part).take(1).cache().repeat()
 
 
 def _part(values: np.ndarray, size: int, part: tuple[int, int]) -> np.ndarray:

@@ -142,6 +142,8 @@ class _Place:
         return [asked], warnings or [f"{asked}, as asked for."]
 
     def xla(self) -> bool | None:
+        if self.facts["device"] == "tpu":
+            return False  # a TPU compiles everything with XLA, asked or not
         if self.section.xla == "auto" and not self.given:
             return None
         return self.section.xla == "on"

@@ -62,6 +62,11 @@ def _is_chip(device: Path) -> bool:
         return False
 
 
+def address_of(given: str) -> str:
+    """The address that the configuration means: ``local`` is where ``TPU_NAME`` leads, if that is set."""
+    return os.environ.get("TPU_NAME") or given if given == "local" else given
+
+
 def start(address: str) -> tuple[tf.distribute.Strategy, tuple[str, ...]]:
     """The strategy of the TPU at ``address``, and where a test product ran on each of its cores.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -49,6 +51,29 @@ def test_an_epoch_is_numpys_permutation_with_the_remainder_dropped():
     xs, weights = read(training_batches(cached(numbers(10), plan(4)), plan(4), seed=3, epoch=1))
     assert xs == [order[:4].tolist(), order[4:8].tolist()]
     assert weights == [[1.0] * 4] * 2
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("augment", [None, lambda x, seed: x + 0.0 * tf.random.stateless_normal([1], seed)])
+def test_the_workers_parts_make_up_the_global_batch(in_memory, workers, augment):
+    """In training, in evaluation with its padding, and after a resume in the midst of an epoch."""
+    how = plan(6, replicas=workers, cache_bytes=1 << 20 if in_memory else 5)
+    source = cached(numbers(20, augment=augment), how)
+
+    def joined(make) -> tuple[list[list[float]], list[list[float]]]:
+        parts = [read(make((index, workers))) for index in range(workers)]
+        return tuple(
+            [list(chain(*pieces)) for pieces in zip(*(part[which] for part in parts), strict=True)]
+            for which in (0, 1)
+        )
+
+    for make in (
+        lambda part: training_batches(source, how, seed=0, epoch=1, part=part),
+        lambda part: training_batches(source, how, seed=0, epoch=1, skip_steps=2, part=part),
+        lambda part: evaluation_batches(source, how, part=part),
+    ):
+        assert joined(make) == read(make(input_pipeline.ALL))
 
 
 @pytest.mark.parametrize("in_memory", [True, False])

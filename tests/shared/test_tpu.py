@@ -359,3 +359,18 @@ def test_the_whole_step_compiles_by_xla():
     np.testing.assert_allclose(xla, plain, rtol=2e-2)  # bfloat16, and rounded less often by XLA
     assert (xla[:, 1] == 8).all()
     assert not xla[:, 2:].any()
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "meant"),
+    [
+        ("local", None, "local"),
+        ("local", "node-1", "node-1"),
+        ("", "node-1", ""),
+        ("node-2", "node-1", "node-2"),
+    ],
+)
+def test_the_default_address_follows_tpu_name(monkeypatch, given, name, meant):
+    if name is not None:
+        monkeypatch.setenv("TPU_NAME", name)
+    assert tpu.address_of(given) == meant

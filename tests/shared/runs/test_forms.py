@@ -60,7 +60,7 @@ def test_a_conversion_far_from_the_model_is_left_out_whatever_it_scores() -> Non
     """A test split of a few examples may score it as well; a pruned model was trained on."""
     row = forms.judged("litert-int8", found(0.85, difference=3.8), trained(), margin=0.01)
     assert not row.published
-    assert "3.8 of their spread" in row.reason
+    assert "off by 3.8 of their spread" in row.reason
     assert forms.judged("litert-int8", found(0.8, difference=1.9), trained(), margin=0.01).published
     assert forms.judged("pruned", found(0.85, difference=3.8), trained(), margin=0.01).published
 

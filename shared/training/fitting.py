@@ -26,7 +26,7 @@ from shared import accelerator, input_pipeline, mixed_precision
 from shared.config import AcceleratorSection, TrainSection
 from shared.contract import Phase
 from shared.plan import ExecutionPlan
-from shared.training import stopping
+from shared.training import asked, stopping
 from shared.training.checkpoint import Checkpoints
 from shared.training.loop import PhaseResult, Row, train_phase
 from shared.training.stopping import Stop
@@ -69,7 +69,7 @@ def fit(
     metrics: Mapping[str, Callable[[], Any]] | None = None,
     augment: Callable[[Any, Any], Any] | None = None,
     seed: int = 0,
-    checkpoints: Path | None = None,
+    checkpoints: Path | str | None = None,
     train: TrainSection | None = None,
     device: AcceleratorSection | None = None,
     callbacks: Sequence[keras.callbacks.Callback] = (),
@@ -107,6 +107,15 @@ def fit(
     Raises:
         DeviceError, InputError, TrainingError: See their messages.
     """
+    asked.check(
+        model_fn,
+        data_fn,
+        loss=loss,
+        epochs=epochs,
+        validation_fn=validation_fn,
+        metrics=metrics,
+        callbacks=callbacks,
+    )
     before = keras.config.dtype_policy().name
     with (
         stopping.listening() if checkpoints else nullcontext(Stop()) as stop,
@@ -117,7 +126,7 @@ def fit(
             mixed_precision.apply(chosen.precision)
             keras.utils.set_random_seed(seed)
             with opened.strategy.scope():
-                model = model_fn()
+                model = asked.model_of(model_fn)
         finally:
             keras.config.set_dtype_policy(before)
         examples = input_pipeline.as_source(data_fn())
@@ -143,7 +152,7 @@ def fit(
             chosen,
             train or TrainSection(),
             seed=seed,
-            checkpoints=Checkpoints(checkpoints, "fit") if checkpoints else None,
+            checkpoints=Checkpoints(Path(checkpoints), "fit") if checkpoints else None,
             watch=Watch(callbacks=callbacks, stop=stop),
         )
         return Trained(model, result, chosen, opened.device_name)

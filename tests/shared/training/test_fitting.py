@@ -161,3 +161,34 @@ def test_sigterm_keeps_the_moment_and_the_rest_is_the_same_to_the_bit(tmp_path):
     assert [row["loss"] for row in resumed.history] == [row["loss"] for row in whole.history]
     for ours, theirs in zip(resumed.model.variables, whole.model.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (
+            {"model_fn": model()},
+            "model_fn must be a function that returns a new Keras model, received Sequential",
+        ),
+        ({"model_fn": lambda: None}, "model_fn must return a Keras model, received NoneType"),
+        ({"data_fn": data()}, "data_fn must be a function that returns a tf.data set"),
+        ({"validation_fn": data()}, "validation_fn must be a function"),
+        ({"loss": "mse"}, "loss must be a function of .*, received 'mse'"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, received 0"),
+        ({"callbacks": keras.callbacks.TerminateOnNaN()}, "callbacks must be a list of Keras callbacks"),
+        (
+            {"metrics": {"MAE": keras.metrics.MeanAbsoluteError()}},
+            "must be a factory of a keras.metrics.Metric",
+        ),
+    ],
+)
+def test_what_is_no_function_where_one_is_meant_is_told_before_the_graph(given, what):
+    whole = {"model_fn": model, "data_fn": data, "loss": keras.losses.mean_squared_error, "epochs": 1}
+    with pytest.raises(InputError, match=what) as caught:
+        fit(**{**whole, "device": CPU, **given})
+    assert caught.value.remedy
+
+
+def test_checkpoints_may_be_named_by_text(tmp_path):
+    train(epochs=1, checkpoints=str(tmp_path / "kept"))
+    assert list((tmp_path / "kept").glob("fit-*.npz"))

@@ -1,0 +1,78 @@
+"""What a person hands to ``fit``, looked at before the device is taken: functions, where functions are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import keras
+
+from shared.errors import InputError
+
+
+def check(
+    model_fn: Any,
+    data_fn: Any,
+    *,
+    loss: Any,
+    epochs: Any,
+    validation_fn: Any = None,
+    metrics: Any = None,
+    callbacks: Any = (),
+) -> None:
+    """Refuses what can only fail later, in the midst of a graph.
+
+    Args:
+        model_fn, data_fn, loss, epochs, validation_fn, metrics, callbacks: As of
+            :func:`shared.training.fit`.
+
+    Raises:
+        InputError: Names the argument, what was expected and what was received.
+    """
+    if isinstance(model_fn, keras.Model) or not callable(model_fn):
+        raise _expected("model_fn", "a function that returns a new Keras model", model_fn)
+    for name, given in (("data_fn", data_fn), ("validation_fn", validation_fn)):
+        if given is not None and not callable(given):
+            raise _expected(name, "a function that returns a tf.data set", given)
+    if not callable(loss):
+        raise _expected(
+            "loss", "a function of (y_true, y_pred)", loss, "keras.losses.mean_squared_error is one."
+        )
+    if isinstance(epochs, bool) or not isinstance(epochs, Integral) or epochs < 1:
+        raise _expected("epochs", "a whole number of at least 1", epochs, "Give at least one epoch.")
+    if not isinstance(callbacks, Sequence):
+        raise _expected("callbacks", "a list of Keras callbacks", callbacks, "Put it into a list.")
+    if not isinstance(metrics, Mapping | None):
+        raise _expected("metrics", "a dictionary of name to factory", metrics, _METRICS)
+    for name, make in (metrics or {}).items():
+        if isinstance(make, keras.metrics.Metric) or not callable(make):
+            raise _expected(f"metrics[{name!r}]", "a factory of a keras.metrics.Metric", make, _METRICS)
+
+
+def model_of(model_fn: Callable[[], Any]) -> keras.Model:
+    """What ``model_fn`` returns.
+
+    Raises:
+        InputError: It is no Keras model.
+    """
+    model = model_fn()
+    if not isinstance(model, keras.Model):
+        raise InputError(
+            f"model_fn must return a Keras model, received {type(model).__name__}.",
+            "Is there a `return` missing?" if model is None else "Return a keras.Model.",
+        )
+    return model
+
+
+_METRICS = 'As in metrics={"MAE": keras.metrics.MeanAbsoluteError}: the class, not an instance.'
+
+
+def _expected(
+    name: str,
+    what: str,
+    received: Any,
+    remedy: str = "Pass the function itself, or put a `lambda:` before it.",
+) -> InputError:
+    shown = repr(received) if isinstance(received, str | int | float) else type(received).__name__
+    return InputError(f"{name} must be {what}, received {shown}.", remedy)

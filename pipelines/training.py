@@ -10,7 +10,7 @@ from typing import Any
 
 from shared import worker
 from shared.batch_size import micro_batches
-from shared.errors import CasebookError, InputError, TrainingError
+from shared.errors import CasebookError, InputError, TrainingError, WorkerError
 from shared.plan import ExecutionPlan
 from shared.runs import registry
 from shared.runs.folder import Run
@@ -74,6 +74,7 @@ def train(
 
     Raises:
         TrainingError: Memory ran out even so.
+        WorkerError: The child was ended, or ended at its deadline; the remedy says how to go on.
         CasebookError: What ended the training otherwise.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,8 +95,17 @@ def train(
             **options,
         )
         if not _ran_out(this, outcome):
-            return dict(worker.value_of(outcome, "train_member"))
+            return _value(this, outcome)
         _cut(this, now, outcome)
+
+
+def _value(this: Run, outcome: worker.Outcome) -> dict[str, Any]:
+    """What ``train_member`` returned; of a child that was ended, what is left of its work is said."""
+    try:
+        return dict(worker.value_of(outcome, "train_member"))
+    except WorkerError as error:
+        again = f"`casebook resume {this.id}` goes on from the last checkpoint."
+        raise WorkerError(error.message, f"{error.remedy} {again}".strip()) from error
 
 
 def _ran_out(this: Run, outcome: worker.Outcome) -> bool:

@@ -88,9 +88,17 @@ class Server:
         return "" if self._log.closed else _tail_of(self._log)
 
 
+_SAYS_NOTHING = (
+    "Extension modules:",
+    "All log messages before absl::InitializeLog()",
+    "failed call to cuInit: INTERNAL: CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)",
+)
+"""In lines that are printed whatever happens: the last one by TensorFlow where there is no driver of CUDA."""
+
+
 def quoted(text: str, lines: int = 40) -> str:
-    """The last lines of a process's output, to put behind a message; empty for none."""
-    kept = [line for line in text.splitlines() if not line.startswith("Extension modules:")][-lines:]
+    """The last lines of a process's output, to put behind a message; empty for none that tell something."""
+    kept = [line for line in text.splitlines() if not any(words in line for words in _SAYS_NOTHING)][-lines:]
     return "\nThe last it printed:\n" + "\n".join(f"    {line}" for line in kept) if kept else ""
 
 

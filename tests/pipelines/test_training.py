@@ -188,9 +188,10 @@ def test_other_ends_are_not_tried_again(
     this = begun(hungry, tmp_path, memory_gb=limit)
     ended = worker.Outcome(worker.Verdict.KILLED, message=message)
     monkeypatch.setattr(training.workers, "train", lambda *args, **kwargs: ended)
-    with pytest.raises(CasebookError, match="did not finish in its child process"):
+    with pytest.raises(CasebookError, match="did not finish in its child process") as caught:
         training.train(this, tmp_path, ExecutionPlan(), 0, 0, tmp_path / "a")
     assert "memory" not in this.manifest
+    assert f"`casebook resume {this.id}` goes on from the last checkpoint." in caught.value.remedy
 
 
 # --- what a run starts from ----------------------------------------------------------------------

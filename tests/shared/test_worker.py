@@ -22,6 +22,7 @@ from shared.children import Exit
 from shared.errors import InputError, WorkerError
 from shared.forked import is_out_of_memory
 from shared.outcome import why
+from shared.server import quoted
 from shared.worker import Verdict
 
 
@@ -681,3 +682,13 @@ def test_a_full_disk_is_not_taken_for_memory() -> None:
     """TensorFlow tells both as a resource that is exhausted."""
     assert is_out_of_memory(MemoryError("no room"))
     assert not is_out_of_memory(MemoryError("RESOURCE_EXHAUSTED: model.keras; No space left on device"))
+
+
+def test_what_tensorflow_always_prints_is_not_told_as_a_cause() -> None:
+    usual = (
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+        "E0000 00:00:1796061487.085888 23303 cuda_platform.cc:52] failed call to cuInit: INTERNAL: "
+        "CUDA error: Failed call to cuInit: UNKNOWN ERROR (303)\n"
+    )
+    assert quoted(usual) == ""
+    assert quoted(usual + "free(): invalid size\n") == "\nThe last it printed:\n    free(): invalid size"

@@ -5,6 +5,7 @@ Progress and errors go to stderr, results to stdout, so that ``--json`` can be p
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.prefect_setup import LOGGERS
 from shared import progress
 from shared.errors import CasebookError
 from shared.words import duration, number
@@ -42,11 +44,34 @@ def messages() -> Console:
 
 @contextmanager
 def showing(console: Console | None = None) -> Iterator[None]:
-    """Within the block, progress is shown: as bars on a terminal, as plain lines elsewhere."""
+    """Within the block, progress is shown (as bars on a terminal, as plain lines elsewhere), and warnings."""
     console = console or messages()
     display: Bars | Lines = Bars(console) if console.is_terminal else Lines(console)
-    with display, progress.listening(display):
-        yield
+    ours, warnings = logging.getLogger(LOGGERS), Warnings(console)
+    ours.addHandler(warnings)
+    try:
+        with display, progress.listening(display):
+            yield
+    finally:
+        ours.removeHandler(warnings)
+
+
+class Warnings(logging.Handler):
+    """Warnings of our own packages, those of children included, between the lines of progress; each once.
+
+    Prefect shows none of them: it sends the logs of others to its server alone.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self.console = console
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if said not in self._said:
+            self._said.add(said)
+            self.console.print(Text.assemble(("Warning: ", "bold yellow"), said))
 
 
 class Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ def test_on_a_terminal_a_finished_bar_becomes_a_line_and_old_bars_leave() -> Non
         bars(progress.Progress("fold 8", 10, 10, {"loss": 0.125}))
         assert "fold 8" not in bars._tasks
     assert "fold 8 10/10 · loss 0.125 ·" in written(console)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_warnings_of_ours_are_shown_once_beside_progress_and_no_others(is_terminal: bool) -> None:
+    console = paper(is_terminal=is_terminal)
+    ours = logging.getLogger("casebook.training")
+    with terminal.showing(console):
+        for _ in range(2):
+            ours.warning("The checkpoint %s cannot be read.", "[a].npz")
+        ours.info("epoch 1")
+        logging.getLogger("prefect.flow_runs").warning("noise")
+    ours.warning("after")
+    assert written(console).count("Warning: The checkpoint [a].npz cannot be read.") == 1
+    assert written(console).count("Warning") == 1
+    assert "noise" not in written(console)
+    assert not [one for one in logging.getLogger("casebook").handlers if isinstance(one, terminal.Warnings)]
 
 
 def test_markup_in_data_is_no_markup() -> None:

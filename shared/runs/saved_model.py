@@ -61,8 +61,10 @@ def input_names(folder: Path) -> list[str]:
 def _inputs(model: keras.Model) -> Any:
     """The model's symbolic inputs in their structure; None where it has none."""
     try:
-        inputs = model.input
+        inputs = model.input  # in its structure: a dict, where the model takes one
     except (AttributeError, ValueError):
+        inputs = getattr(model, "inputs", None)  # a Sequential model knows these only
+    if inputs is None or (isinstance(inputs, (list, tuple, dict)) and not inputs):
         return None
     return inputs[0] if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else inputs
 

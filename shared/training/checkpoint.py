@@ -8,6 +8,7 @@ one before.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -117,7 +118,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return _restored({name: stored[name] for name in stored.files})
     except UNREADABLE as error:
-        raise CasebookError(f"The weights {path} cannot be read: {error}.", "Train again.") from error
+        raise CasebookError(f"The weights {path} cannot be read: {_why(error)}.", "Train again.") from error
+
+
+def _why(error: Exception) -> str:
+    """What a person should know of it; numpy's advice for a file that it does not know is to trust it."""
+    return "it is no npz file" if "pickle" in str(error) else str(error) or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -155,12 +161,23 @@ class Checkpoints:
         return path
 
     def newest(self) -> Checkpoint | None:
-        """The newest that can be read; a warning names each that cannot."""
-        for path in self._paths():
+        """The newest that can be read; a warning names each that cannot, and says where none can.
+
+        Those are set aside as ``.unreadable``: by name they are newer than what is saved next, which
+        would be taken for old.
+        """
+        paths = self._paths()
+        for path in paths:
             try:
                 return _read(path)
             except UNREADABLE as error:
-                log.warning("The checkpoint %s cannot be read (%s); trying the one before.", path.name, error)
+                log.warning(
+                    "The checkpoint %s cannot be read (%s); trying the one before.", path.name, _why(error)
+                )
+                with contextlib.suppress(OSError):
+                    path.rename(path.with_suffix(".unreadable"))
+        if paths:
+            log.warning("No checkpoint of %s is left that can be read: it begins anew.", self.name)
         return None
 
     def clear(self) -> None:

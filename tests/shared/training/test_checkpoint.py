@@ -72,10 +72,25 @@ def test_a_corrupt_newest_falls_back_with_a_warning(tmp_path, caplog, harm):
     assert newest.name in caplog.text
 
 
-def test_all_corrupt_is_none(tmp_path):
+def test_all_corrupt_is_none_and_says_so(tmp_path, caplog):
     kept = Checkpoints(tmp_path, "head")
-    kept.save(moment(1)).write_bytes(b"")
+    kept.save(moment(1)).write_bytes(b"PK junk")
+    with caplog.at_level(logging.WARNING, "casebook.training"):
+        assert kept.newest() is None
+    assert "No checkpoint of head is left" in caplog.text
+    assert "pickle" not in caplog.text  # numpy's advice would be to trust it
+
+
+def test_what_is_saved_after_corrupt_ones_is_kept_though_they_are_later(tmp_path):
+    """All of epochs 8 and 9 damaged: it begins anew, and epoch 1 must not be cleared away as old."""
+    kept = Checkpoints(tmp_path, "head")
+    for epoch in (8, 9):
+        kept.save(moment(epoch)).write_bytes(b"")
     assert kept.newest() is None
+    kept.save(moment(1))
+    assert kept.newest().meta["epoch"] == 1
+    kept.save(moment(2)).write_bytes(b"")
+    assert kept.newest().meta["epoch"] == 1
 
 
 def test_seed_generators_are_among_the_weights(tmp_path):

@@ -7,6 +7,7 @@ manifest says ``done``; that is written last, so a killed step is simply done ag
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -25,6 +26,8 @@ from shared.config import DomainConfig, build, to_toml
 from shared.contract import Domain, find
 from shared.errors import BusyError, CasebookError, InputError, did_you_mean
 from shared.settings import runs_root
+
+log = logging.getLogger("casebook.runs")
 
 STEPS = ("ingest", "plan", "train", "evaluate", "export", "gate", "publish", "report")
 PACKAGES = (
@@ -100,10 +103,17 @@ class Run:
             lock.release()
 
     def result(self, step: str) -> Any | None:
-        """The result of a finished step, or None."""
+        """The result of a finished step, or None; one that cannot be read counts as not finished."""
         if self.manifest["steps"].get(step, {}).get("state") != "done":
             return None
-        return files.read_json(self.path / "steps" / f"{step}.json")
+        try:
+            return files.read_json(self.path / "steps" / f"{step}.json")
+        except (OSError, ValueError) as error:
+            log.warning(
+                "What step %r of run %s left cannot be read (%s): it is to be done again.",
+                step, self.id, error,
+            )  # fmt: skip
+            return None
 
     def step(self, name: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """The kept result of step ``name``, or that of doing ``work`` now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from contextlib import suppress
@@ -16,7 +17,7 @@ import tensorflow as tf
 from shared import accelerator, files, input_pipeline, mixed_precision
 from shared.accelerator import Accelerator
 from shared.contract import Domain, Fold, Phase, Predictions, Source, Split
-from shared.errors import InputError
+from shared.errors import CasebookError, InputError
 from shared.evaluation.predictions import write_predictions
 from shared.plan import ExecutionPlan
 from shared.training import checkpoint, crew, warm_start
@@ -28,6 +29,8 @@ from shared.training.recorder import Recorder
 from shared.training.sampling import Sampler
 from shared.training.stopping import Stop
 from shared.training.watching import PROFILED, Watch, allocator_peak
+
+log = logging.getLogger("casebook.training")
 
 
 class Chain:
@@ -142,12 +145,17 @@ class Chain:
         )
 
     def finished(self, index: int) -> Checkpoint | None:
-        """Result and weights of a phase that an earlier attempt finished."""
+        """Result and weights of a phase that an earlier attempt finished; None where they cannot be read."""
         result = self.checkpoints / f"phase{index}.json"
         if not result.exists():
             return None
-        weights = checkpoint.read_arrays(self.checkpoints / f"best{index}.npz")
-        return Checkpoint({"model": weights}, files.read_json(result))
+        try:
+            weights = checkpoint.read_arrays(self.checkpoints / f"best{index}.npz")
+            return Checkpoint({"model": weights}, files.read_json(result))
+        except (*checkpoint.UNREADABLE, CasebookError) as error:
+            why = error.message if isinstance(error, CasebookError) else error
+            log.warning("Phase %d, which was finished, is trained anew: %s", index + 1, why)
+            return None
 
     def source(self, split: Split, phase: Phase | None = None) -> Source:
         """The examples of a split, in memory where they fit, kept for the next phase that asks."""

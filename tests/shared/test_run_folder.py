@@ -66,6 +66,19 @@ def test_a_result_without_its_mark_is_not_taken(toy: Any) -> None:
     assert run.step("plan", lambda: {"new": True}) == {"new": True}
 
 
+@pytest.mark.parametrize("content", [b"{", None])
+def test_a_result_that_is_damaged_or_gone_is_made_again(
+    toy: Any, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new(toy)
+    run.step("plan", lambda: {"batch": 1})
+    kept = run.path / "steps" / "plan.json"
+    kept.unlink() if content is None else kept.write_bytes(content)
+    assert Run.open(run.id).step("plan", lambda: {"batch": 2}) == {"batch": 2}
+    assert "'plan'" in caplog.text
+    assert Run.open(run.id).result("plan") == {"batch": 2}
+
+
 def test_two_processes_do_not_work_on_one_run(toy: Any) -> None:
     run = new(toy)
     with run.held():

@@ -139,6 +139,24 @@ def test_an_interrupted_member_goes_on_to_the_bit(whole, tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("name", ["best0.npz", "phase0.json"])
+def test_a_finished_phase_that_cannot_be_read_is_trained_anew(whole, tmp_path, caplog, name):
+    left = [7]
+
+    def stop(report: progress.Progress) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Stop
+
+    with progress.listening(stop), pytest.raises(Stop):
+        two_phases.train(tmp_path)
+    (tmp_path / "checkpoints" / name).write_bytes(b"{")
+    two_phases.train(tmp_path)
+    assert "Phase 1, which was finished, is trained anew" in caplog.text
+    assert_equal_to_the_bit(tmp_path, whole)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("report", [4, 9, 14])
 def test_kill_9_at_any_moment_then_a_fresh_process(whole, tmp_path, report):
     """SIGKILL while the process works on the step after its n-th report."""

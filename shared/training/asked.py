@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from shared import input_pipeline
+from shared.contract import Source
 from shared.errors import InputError
 
 
@@ -63,6 +67,41 @@ def model_of(model_fn: Callable[[], Any]) -> keras.Model:
             "Is there a `return` missing?" if model is None else "Return a keras.Model.",
         )
     return model
+
+
+def try_on(model: keras.Model, source: Source) -> None:
+    """Shows the model an example's shapes: what does not fit is told in Keras's words alone.
+
+    In the midst of the training's graph the same error has a screen of AutoGraph's around it. Call it
+    in the strategy's scope; a model that is not built yet may be built by it.
+
+    Raises:
+        InputError: The model does not take such examples, or gives several outputs.
+    """
+    x = input_pipeline.first_example(source)[0]
+    try:
+        said = model(tf.nest.map_structure(_symbol, x))
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise InputError(
+            f"The model does not take the examples that data_fn gives: {_keras_words(error)}",
+            "Give single examples, without a batch axis, of the shape and the names of its keras.Input.",
+        ) from error
+    if isinstance(said, Mapping | list | tuple):
+        raise InputError(
+            f"The model gives {len(said)} outputs; the loop trains one.",
+            "Put what belongs together into one output, with keras.layers.Concatenate, or train one model each.",
+        )
+
+
+def _symbol(part: Any) -> keras.KerasTensor:
+    return keras.KerasTensor((1, *part.shape), tf.as_dtype(part.dtype).name)
+
+
+def _keras_words(error: Exception) -> str:
+    """Its sentence, without the frame around it: which layer was called with which arguments."""
+    text = re.sub(r"\x1b\[\d+m", "", str(error))
+    text = re.sub(r"^Exception encountered when calling .*\n", "", text).split("\nArguments received by")[0]
+    return " ".join(text.split())[:600]
 
 
 _METRICS = 'As in metrics={"MAE": keras.metrics.MeanAbsoluteError}: the class, not an instance.'

@@ -130,6 +130,9 @@ def fit(
         finally:
             keras.config.set_dtype_policy(before)
         examples = input_pipeline.as_source(data_fn())
+        if examples.count:
+            with opened.strategy.scope():
+                asked.try_on(model, examples)
         if augment is not None:
             examples = replace(examples, augment=augment)
         validation = None if validation_fn is None else input_pipeline.as_source(validation_fn())

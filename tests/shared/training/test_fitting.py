@@ -192,3 +192,32 @@ def test_what_is_no_function_where_one_is_meant_is_told_before_the_graph(given, 
 def test_checkpoints_may_be_named_by_text(tmp_path):
     train(epochs=1, checkpoints=str(tmp_path / "kept"))
     assert list((tmp_path / "kept").glob("fit-*.npz"))
+
+
+def two_inputs() -> keras.Model:
+    inputs = {name: keras.Input((3,), name=name) for name in ("left", "right")}
+    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values()))))
+
+
+class TwoOutputs(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = keras.layers.Dense(1), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.one(x), self.other(x)
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "data_fn", "what"),
+    [
+        (model, lambda: data().batch(16), r"expected shape=\(None, 3\), found shape=\(1, 16, 3\)"),
+        (two_inputs, lambda: data().map(lambda x, y: ({"left": x}, y)), 'Missing data for input "right"'),
+        (TwoOutputs, data, "gives 2 outputs"),
+    ],
+)
+def test_examples_that_do_not_fit_the_model_are_told_without_the_graph(model_fn, data_fn, what):
+    with pytest.raises(InputError, match=what) as caught:
+        fit(model_fn, data_fn, loss=keras.losses.mean_squared_error, epochs=1, device=CPU)
+    assert "user code" not in caught.value.message
+    assert "Arguments received" not in caught.value.message

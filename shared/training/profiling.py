@@ -62,6 +62,12 @@ class Profile:
 
     def close(self) -> None:
         """Writes what was profiled so far; call it where training ends, however it ends."""
+        if self.folder is not None and not self._running and not self._done:
+            self._done = True
+            log.warning(
+                "No profile of %s is written: it ended before its call number %d, the first that is profiled.",
+                self.folder.name, self.first + 1,
+            )  # fmt: skip
         if not self._running or self.folder is None:
             return
         import tensorflow as tf

@@ -79,6 +79,13 @@ def test_a_training_that_ends_within_it_leaves_what_there_is(tmp_path):
     assert product(files.read_json(tmp_path / SUMMARY))["count"] == 2 * TIMES
 
 
+def test_a_training_that_ends_before_it_says_so_once(tmp_path, caplog):
+    profile = Profile(tmp_path / "head", first=2, calls=3)
+    run(profile, calls=1)
+    profile.close()
+    assert caplog.text.count("No profile of head is written: it ended before its call number 3") == 1
+
+
 def test_another_profiler_is_a_warning(tmp_path, caplog):
     tf.profiler.experimental.start(str(tmp_path / "theirs"))
     try:

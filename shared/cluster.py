@@ -57,12 +57,15 @@ def of_environment() -> Cluster:
     try:
         config = json.loads(text)
         workers, task = config["cluster"]["worker"], config["task"]
+        if not isinstance(workers, list):
+            raise ValueError("cluster.worker is no list of addresses")
         if set(config["cluster"]) != {"worker"} or task.get("type", "worker") != "worker":
             raise ValueError("only workers are known; worker 0 is the chief")
         if not 0 <= int(task["index"]) < len(workers):
             raise ValueError(f"task index {task['index']} of {len(workers)} workers")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DeviceError(f"TF_CONFIG cannot be used: {error!r}.", f"It looks like {_EXAMPLE}.") from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DeviceError(f"TF_CONFIG cannot be used: {why}.", f"It looks like {_EXAMPLE}.") from error
     return Cluster(tuple(map(str, workers)), int(task["index"]))
 
 

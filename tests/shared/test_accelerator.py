@@ -80,7 +80,11 @@ def test_what_cannot_be_had_says_why_and_what_to_install(monkeypatch, device, gp
     [
         (None, "TF_CONFIG is not set"),
         ("{not json", "cannot be used"),
-        ('{"cluster": {}}', "cannot be used"),
+        ('{"cluster": {}}', "cannot be used: it has no 'worker'"),
+        (
+            '{"cluster": {"worker": "host1:2222"}, "task": {"type": "worker", "index": 0}}',
+            "cluster.worker is no list",
+        ),
         (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
             "task index 1 of 1 workers",

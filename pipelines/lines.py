@@ -70,13 +70,18 @@ def serve(domain: str, config: Mapping[str, Any], *, verbose: bool = False, debu
         config: Nested differences to the configuration that the model was trained with.
 
     Raises:
-        InputError: The domain does not answer line by line, or has no model.
+        InputError: The domain does not answer line by line, or has no model; stdin or stdout is closed.
         KeyboardInterrupt: SIGINT or SIGTERM, between two lines.
         BrokenPipeError: Nobody reads the answers any more.
     """
     from pipelines.prediction import chosen_model, settings_of
 
     body = find(domain)
+    for name in ("stdin", "stdout"):
+        if getattr(sys, name) is None:  # started with `<&-` or `>&-`
+            raise InputError(
+                f"{name} is closed.", "Leave it open: lines come from stdin, answers go to stdout."
+            )
     tally = Tally()
     with _answers_only() as out, _stoppable() as stop:
         with _quiet(verbose=verbose or debug):

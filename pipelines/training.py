@@ -104,6 +104,8 @@ def _value(this: Run, outcome: worker.Outcome) -> dict[str, Any]:
     try:
         return dict(worker.value_of(outcome, "train_member"))
     except WorkerError as error:
+        if outcome.verdict is worker.Verdict.BUG:
+            raise  # it would fail again
         again = f"`casebook resume {this.id}` goes on from the last checkpoint."
         raise WorkerError(error.message, f"{error.remedy} {again}".strip()) from error
 

@@ -59,6 +59,9 @@ def of_environment() -> Cluster:
         workers, task = config["cluster"]["worker"], config["task"]
         if not isinstance(workers, list):
             raise ValueError("cluster.worker is no list of addresses")
+        for address in workers:
+            if not str(address).rpartition(":")[2].isdecimal():
+                raise ValueError(f"{address!r} is no address with a port")
         if set(config["cluster"]) != {"worker"} or task.get("type", "worker") != "worker":
             raise ValueError("only workers are known; worker 0 is the chief")
         if not 0 <= int(task["index"]) < len(workers):

@@ -93,7 +93,8 @@ def _is_hand(section: AcceleratorSection) -> bool:
     """Whether this is one of several workers, and not the chief: it trains along, and makes no run."""
     from shared import cluster
 
-    return section.workers == 1 and cluster.size(section) > 1 and cluster.of_environment().index > 0
+    size = cluster.size(section)  # refuses what cannot be, before a run's folder is made
+    return section.workers == 1 and size > 1 and cluster.of_environment().index > 0
 
 
 def _train_along(section: AcceleratorSection) -> int:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared import files
-from shared.errors import CasebookError
+from shared.errors import CasebookError, InputError, did_you_mean
 from shared.machine import machine
 from shared.runs import saved_model
 from shared.runs.forms import LITERT_FILES
@@ -219,7 +219,10 @@ class LiteRT:
 
         Raises:
             CasebookError: The folder holds no such form: it was left out, or never made.
+            InputError: There is no form of that name.
         """
+        if form not in LITERT_FILES:
+            raise InputError(f"There is no form {form!r} of LiteRT.", did_you_mean(form, LITERT_FILES))
         found = sorted(
             Path(path).glob(f"member-*/{LITERT_FILES[form]}"), key=lambda p: int(p.parent.name[7:])
         )

@@ -365,3 +365,15 @@ cli.main(["run", "stocks"])
     assert process.returncode == status
     assert "Interrupted" in err
     assert "Traceback" not in err
+
+
+def test_two_ways_of_asking_for_workers_are_refused_before_a_run_is_made(
+    toy: None, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert cli.run(["run", "toy", "--workers", "2"]) == cli.FAILED
+    assert "accelerator.workers = 2 and TF_CONFIG were both given" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert not list(runs.glob("toy/*"))

@@ -175,6 +175,15 @@ def test_misuse_is_told(words: list[str], message: str, capsys: pytest.CaptureFi
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("name", ["stdin", "stdout"])
+def test_a_closed_stream_is_told(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, name, None)  # as Python has it where the command was started with `<&-`
+    assert cli.run(["predict", "stocks", "--stdin"]) == cli.WRONG_INPUT
+    assert f"{name} is closed" in capsys.readouterr().err
+
+
 # --- the command itself, with an outside domain that needs no TensorFlow ---------------------
 
 DOMAIN = """

@@ -194,6 +194,17 @@ def test_other_ends_are_not_tried_again(
     assert f"`casebook resume {this.id}` goes on from the last checkpoint." in caught.value.remedy
 
 
+def test_a_bug_is_not_told_to_be_tried_again(
+    hungry: contract.Domain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this = begun(hungry, tmp_path)
+    bug = worker.Outcome(worker.Verdict.BUG, message="It left with exit code 3 before it could answer.")
+    monkeypatch.setattr(training.workers, "train", lambda *args, **kwargs: bug)
+    with pytest.raises(CasebookError, match="exit code 3") as caught:
+        training.train(this, tmp_path, ExecutionPlan(), 0, 0, tmp_path / "a")
+    assert "resume" not in caught.value.remedy
+
+
 # --- what a run starts from ----------------------------------------------------------------------
 
 

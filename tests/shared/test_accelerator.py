@@ -86,6 +86,10 @@ def test_what_cannot_be_had_says_why_and_what_to_install(monkeypatch, device, gp
             "cluster.worker is no list",
         ),
         (
+            '{"cluster": {"worker": ["host1"]}, "task": {"type": "worker", "index": 0}}',
+            "'host1' is no address with a port",
+        ),
+        (
             '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}',
             "task index 1 of 1 workers",
         ),

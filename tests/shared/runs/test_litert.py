@@ -76,6 +76,9 @@ def test_a_folder_without_the_form_is_told(tmp_path: Path) -> None:
     with pytest.raises(CasebookError, match=r"holds no litert-int8 form .*int8\.tflite") as caught:
         litert.LiteRT.load(tmp_path, "litert-int8")
     assert "left out" in caught.value.remedy
+    with pytest.raises(CasebookError, match="no form 'float16'") as caught:
+        litert.LiteRT.load(tmp_path, "float16")
+    assert "litert-float16" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

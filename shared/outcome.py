@@ -116,6 +116,24 @@ def _delivered(child: Child, answer: Mapping[str, Any]) -> Outcome:
     return Outcome(Verdict.BUG, None, error, message, seconds, peak)
 
 
+_HEADER = "Traceback (most recent call last):\n"
+
+
+def last_words(message: str, lines: int = 8) -> str:
+    """The error at the end of a traceback in ``message``, for a screen; ``message`` where there is none.
+
+    What stands in front of the traceback, as which worker of several it was, stays.
+
+    >>> last_words("Worker 1 of 2: Traceback (most recent call last):\\n  File 1\\n    f()\\nValueError: no\\n")
+    'Worker 1 of 2: ValueError: no'
+    """
+    _, header, last = message.partition("\nThe last it printed:")[0].rpartition(_HEADER)
+    told = last.splitlines()
+    while header and told and (not told[0] or told[0].startswith(" ")):
+        told.pop(0)
+    return message.partition(_HEADER)[0] + "\n".join(told[:lines]) if header and told else message
+
+
 def why(exit: Exit | None, printed: str, limited: bool, kills: int) -> tuple[Verdict, str]:
     """The verdict on a child that left without an answer, and a sentence for a person.
 

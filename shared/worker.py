@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("casebook.worker")
 
 PRELOAD: tuple[str, ...] = (
     "numpy",
@@ -204,6 +204,11 @@ def value_of(done: Outcome, name: str) -> Any:
         return done.value
     if done.error is not None and done.verdict is Verdict.BUG:
         raise done.error
+    told = outcome.last_words(done.message)
+    if told != done.message:
+        raise WorkerError(
+            f"{name} failed in its child process: {told}", "--debug shows where it came from."
+        ) from ChildTraceback(done.message)
     raise WorkerError(
         f"{name} did not finish in its child process. {done.message}", REMEDY.get(done.verdict, "")
     ) from done.error

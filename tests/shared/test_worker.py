@@ -168,8 +168,10 @@ def test_an_error_that_cannot_travel_is_told_in_words():
     outcome = worker.run(odd)
     assert outcome.verdict is Verdict.BUG
     assert "two needed" in outcome.message
-    with pytest.raises(WorkerError, match="two needed"):
+    with pytest.raises(WorkerError, match=r"odd failed in its child process: .*Odd: two needed") as caught:
         worker.call(odd)
+    assert "File" not in caught.value.message
+    assert "in odd" in str(caught.value.__cause__)  # for --debug
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def begun(domain: contract.Domain, tmp_path: Path, *, batch: int = 16, **plan: A
     return this
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_training_that_runs_out_of_memory_goes_on_in_micro_batches(
     hungry: contract.Domain, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

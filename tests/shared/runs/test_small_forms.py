@@ -52,6 +52,7 @@ def saved_model_says(model: str, x: np.ndarray) -> np.ndarray:
     return Predictor.load(Path(model))(x)
 
 
+@pytest.mark.soak
 def test_recurrent_members_are_published_in_every_form(trained: Trained, tmp_path: Path) -> None:
     rows, found = published(trained, tmp_path, "lstm", members=2, margin=1.0)
     assert list(rows) == ["saved-model", "keras", "litert-float16", "litert-dynamic", "litert-int8"]

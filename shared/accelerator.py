@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shared import cluster, lock, placement, tpu
+from shared import cluster, lock, placement, rendezvous, tpu
 from shared.config import AcceleratorSection
 from shared.errors import DeviceError
 from shared.machine import Gpu, Machine, machine
@@ -174,7 +174,8 @@ def _open(device: str, section: AcceleratorSection) -> Accelerator:
         _grow_memory()
         # Without a limit a worker that is silent keeps the others waiting for ever.
         patience = tf.distribute.experimental.CommunicationOptions(timeout_seconds=section.worker_seconds)
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=patience)
+        with rendezvous.within(section.worker_seconds):
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=patience)
     elif device == "gpus":
         _grow_memory()
         strategy = tf.distribute.MirroredStrategy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ from shared.contract import Domain, Fold, Phase, Predictions, Source, Split
 from shared.errors import CasebookError, InputError
 from shared.evaluation.predictions import write_predictions
 from shared.plan import ExecutionPlan
-from shared.training import checkpoint, crew, warm_start
+from shared.training import building, checkpoint, crew, warm_start
 from shared.training.checkpoint import Checkpoint, Checkpoints
 from shared.training.loop import PhaseResult, train_phase
 from shared.training.predict import predict
@@ -83,12 +82,16 @@ class Chain:
         started = time.perf_counter()
         keras.utils.clear_session()
         mixed_precision.apply(self.plan.precision)
+        if self.start.elsewhere is not None:
+            # Told now, and not when the folds before the one that takes it have been trained for hours.
+            self.start.require_likeness(self.untrained())
+            keras.utils.clear_session()
         phases = list(self.domain.phases(self.prepared, self.config, self.fold))
         model: keras.Model | None = None
         results: list[PhaseResult] = []
         for index, phase in enumerate(phases):
             with self.device.strategy.scope():
-                reseed(self.seed, index)
+                building.reseed(self.seed, index)
                 model = phase.build(model)
             if self.start.weights is not None:
                 if index < len(phases) - 1:
@@ -104,6 +107,11 @@ class Chain:
             self.clear()
         self.crew.wait()
         return done
+
+    def untrained(self) -> keras.Model:
+        """The last phase's model, as it is built."""
+        with self.device.strategy.scope():
+            return building.untrained(self.domain.phases(self.prepared, self.config, self.fold), self.seed)
 
     def phase(self, index: int, phase: Phase, model: keras.Model) -> PhaseResult:
         """Trains one phase, or takes its result where an earlier attempt finished it."""
@@ -233,25 +241,6 @@ class Chain:
             self.checkpoints.rmdir()
         for path in self.home.glob(".*"):  # half-written, by an attempt that was killed
             path.unlink(missing_ok=True)
-
-
-def rebuild(domain: Domain, prepared: Path, config: Any, fold: Fold, folder: Path) -> keras.Model:
-    """See :func:`shared.training.member.rebuild`."""
-    model: keras.Model | None = None
-    seed = int(files.read_json(folder / "done.json")["seed"])
-    for index, phase in enumerate(domain.phases(prepared, config, fold)):
-        reseed(seed, index)
-        model = phase.build(model)
-    assert model is not None
-    checkpoint.read_weights(folder / "weights.npz", model)
-    warm_start.settle(model)
-    return model
-
-
-def reseed(seed: int, phase: int) -> None:
-    """Seeds Python, numpy and TensorFlow for building phase ``phase``, whatever ran before it."""
-    keras.utils.set_random_seed(int(np.random.SeedSequence([seed, phase]).generate_state(1)[0]))
-    random.seed(seed * 1009 + phase)
 
 
 def determinism(device: Accelerator, deterministic_ops: bool) -> dict[str, Any]:

@@ -95,6 +95,6 @@ def rebuild(
     Raises:
         CasebookError: The weights belong to another model: the domain's code has changed since.
     """
-    from shared.training import chain
+    from shared.training import building
 
-    return chain.rebuild(domain, prepared, config, fold, folder)
+    return building.rebuild(domain, prepared, config, fold, folder)

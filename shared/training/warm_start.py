@@ -46,11 +46,14 @@ class Start:
         weights: Folder of the published member whose weights it starts with; None: new weights.
         run: The run that made that champion; empty where none was offered.
         why: A sentence: why it starts as it does.
+        elsewhere: Folder of the published member that other folds of the run may start with, where this
+            one starts with new weights.
     """
 
     weights: Path | None = None
     run: str = ""
     why: str = "New weights."
+    elsewhere: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """``from`` (``"champion"`` or ``"scratch"``), ``run`` and ``why``."""
@@ -68,16 +71,28 @@ class Start:
         own = [
             (variable, variable.numpy()) for variable in model.variables if "seed_generator" in variable.path
         ]
-        try:
-            checkpoint.read_weights(self.weights / WEIGHTS, model)
-        except CasebookError as error:
-            raise InputError(
-                f"Training cannot start from the champion (run {self.run}): {error.message}", REMEDY
-            ) from error
+        self._read(self.weights, model)
         for variable, value in own:
             variable.assign(value)
         settle(model)
         return replace(phase, refines=True)
+
+    def require_likeness(self, model: keras.Model) -> None:
+        """Refuses a champion that a later fold could not start from; ``model`` is spoilt by it.
+
+        Raises:
+            InputError: As of :meth:`taken_over`.
+        """
+        assert self.elsewhere is not None
+        self._read(self.elsewhere, model)
+
+    def _read(self, weights: Path, model: keras.Model) -> None:
+        try:
+            checkpoint.read_weights(weights / WEIGHTS, model)
+        except CasebookError as error:
+            raise InputError(
+                f"Training cannot start from the champion (run {self.run}): {error.message}", REMEDY
+            ) from error
 
 
 def decided(
@@ -104,7 +119,7 @@ def decided(
     if synthetic and not _made_up(prepared):
         start = Start(None, run, "The champion was trained on synthetic data, and these are real.")
     elif unfair:
-        start = Start(None, run, f"The champion was {unfair}.")
+        start = Start(None, run, f"The champion was {unfair}.", elsewhere=folder / "member-0")
     else:
         seeds = domain.members(config)
         number = seeds.index(seed) if seed in seeds[:members] else 0

@@ -252,10 +252,19 @@ def test_shuffled_labels_never_start_from_a_champion(champion: Path, tmp_path: P
     assert phases(tmp_path) == {"head", "all"}
 
 
+def knowing_the_test(folder: Path) -> None:
+    """Makes the champion in ``folder`` one that was trained on what the fold is tested on."""
+    ours = two_phases.TwoPhases().folds(Path(), None)[0]
+    swapped: dict[Any, Any] = {**ours.splits, "train": ours.splits["test"], "test": ours.splits["train"]}
+    published(folder, Fold("theirs", swapped, ours.keys, ours.groups))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("fair", [True, False])
 def test_a_champion_of_another_shape_is_refused_by_the_first_difference(
-    champion: Path, tmp_path: Path
+    champion: Path, tmp_path: Path, fair: bool
 ) -> None:
+    """Before anything is trained, also where this fold would not start from it, but a later one may."""
     import keras
 
     from shared.training import checkpoint
@@ -266,10 +275,25 @@ def test_a_champion_of_another_shape_is_refused_by_the_first_difference(
     head = keras.layers.Dense(2, name=model.layers[-1].name)
     wider = keras.Model(model.input, head(model.layers[-2].output))
     checkpoint.write_weights(tmp_path / "model" / "member-0" / WEIGHTS, wider)
+    if not fair:
+        knowing_the_test(tmp_path / "model")
     said = r"expected dense\w*/kernel \(6, 1\), received .*\(6, 2\)"
     with pytest.raises(InputError, match=said) as caught:
         train(tmp_path / "member", start=str(tmp_path / "model"))
     assert "--train.from scratch" in caught.value.remedy
+    assert not (tmp_path / "member" / "history.jsonl").exists()
+
+
+@pytest.mark.soak
+def test_looking_at_a_champion_that_is_not_taken_changes_no_number(champion: Path, tmp_path: Path) -> None:
+    shutil.copytree(champion, tmp_path / "model")
+    knowing_the_test(tmp_path / "model")
+    done = train(tmp_path / "a", start=str(tmp_path / "model"))
+    assert done["started_from"]["from"] == "scratch"
+    train(tmp_path / "b")
+    ours, plain = (weights(tmp_path / name / "weights.npz") for name in "ab")
+    for ours_one, plain_one in zip(ours.values(), plain.values(), strict=True):
+        np.testing.assert_array_equal(ours_one, plain_one)
 
 
 @pytest.mark.parametrize("left", [None, b"PK\3\4 half of it"])

@@ -131,6 +131,11 @@ def last_words(message: str, lines: int = 8) -> str:
     told = last.splitlines()
     while header and told and (not told[0] or told[0].startswith(" ")):
         told.pop(0)
+    if told and told[0].endswith("Graph execution error:"):
+        # TensorFlow's own stack comes first, and what was wrong last.
+        told[1:] = [
+            line for line in told[1:] if line.strip() and line[0] not in " \t" and line[:8] != "Detected"
+        ]
     return message.partition(_HEADER)[0] + "\n".join(told[:lines]) if header and told else message
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -91,6 +92,27 @@ def try_on(model: keras.Model, source: Source) -> None:
             f"The model gives {len(said)} outputs; the loop trains one.",
             "Put what belongs together into one output, with keras.layers.Concatenate, or train one model each.",
         )
+    if not isinstance(said, keras.KerasTensor):
+        raise InputError(
+            f"The model must give one tensor, received {type(said).__name__}.",
+            "Is there a `return` missing in its call?",
+        )
+
+
+def folder(checkpoints: Path | str) -> Path:
+    """The folder of checkpoints, made now: the first is written when an epoch is over.
+
+    Raises:
+        InputError: It cannot be made, or is a file.
+    """
+    path = Path(checkpoints)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"The folder of checkpoints {path} cannot be made: {error.strerror}.", "Name another one."
+        ) from error
+    return path
 
 
 def _symbol(part: Any) -> keras.KerasTensor:

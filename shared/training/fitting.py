@@ -116,9 +116,10 @@ def fit(
         metrics=metrics,
         callbacks=callbacks,
     )
+    kept = Checkpoints(asked.folder(checkpoints), "fit") if checkpoints else None
     before = keras.config.dtype_policy().name
     with (
-        stopping.listening() if checkpoints else nullcontext(Stop()) as stop,
+        stopping.listening() if kept else nullcontext(Stop()) as stop,
         accelerator.opened(device or AcceleratorSection(), plan=plan) as opened,
     ):
         chosen = plan or unmeasured_plan(opened)
@@ -155,7 +156,7 @@ def fit(
             chosen,
             train or TrainSection(),
             seed=seed,
-            checkpoints=Checkpoints(Path(checkpoints), "fit") if checkpoints else None,
+            checkpoints=kept,
             watch=Watch(callbacks=callbacks, stop=stop),
         )
         return Trained(model, result, chosen, opened.device_name)

@@ -21,7 +21,7 @@ from shared import progress, worker
 from shared.children import Exit
 from shared.errors import InputError, WorkerError
 from shared.forked import is_out_of_memory
-from shared.outcome import why
+from shared.outcome import last_words, why
 from shared.server import quoted
 from shared.worker import Verdict
 
@@ -684,6 +684,20 @@ def test_a_full_disk_is_not_taken_for_memory() -> None:
     """TensorFlow tells both as a resource that is exhausted."""
     assert is_out_of_memory(MemoryError("no room"))
     assert not is_out_of_memory(MemoryError("RESOURCE_EXHAUSTED: model.keras; No space left on device"))
+
+
+def test_of_an_error_in_a_graph_its_last_line_is_told() -> None:
+    traceback = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in take\n    self.step()\n'
+        "errors_impl.InvalidArgumentError: Graph execution error:\n\n"
+        "Detected at node while/GatherV2 defined at (most recent call last):\n"
+        '  File "a.py", line 1, in fit\n\nindices[0,0] = 99 is not in [0, 10)\n'
+        "\t [[{{node while/GatherV2}}]] [Op:__inference_many_4867]\nThe last it printed:\n    noise"
+    )
+    assert last_words(traceback).splitlines() == [
+        "errors_impl.InvalidArgumentError: Graph execution error:",
+        "indices[0,0] = 99 is not in [0, 10)",
+    ]
 
 
 def test_what_tensorflow_always_prints_is_not_told_as_a_cause() -> None:

@@ -194,6 +194,12 @@ def test_checkpoints_may_be_named_by_text(tmp_path):
     assert list((tmp_path / "kept").glob("fit-*.npz"))
 
 
+def test_a_folder_that_cannot_be_is_told_before_an_epoch_is_trained(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file cannot be made: File exists"):
+        train(checkpoints=tmp_path / "file", epochs=10**6)
+
+
 def two_inputs() -> keras.Model:
     inputs = {name: keras.Input((3,), name=name) for name in ("left", "right")}
     return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values()))))
@@ -208,12 +214,18 @@ class TwoOutputs(keras.Model):
         return self.one(x), self.other(x)
 
 
+class NoOutput(keras.Model):
+    def call(self, x):
+        self.seen = x.shape
+
+
 @pytest.mark.parametrize(
     ("model_fn", "data_fn", "what"),
     [
         (model, lambda: data().batch(16), r"expected shape=\(None, 3\), found shape=\(1, 16, 3\)"),
         (two_inputs, lambda: data().map(lambda x, y: ({"left": x}, y)), 'Missing data for input "right"'),
         (TwoOutputs, data, "gives 2 outputs"),
+        (NoOutput, data, "must give one tensor, received NoneType"),
     ],
 )
 def test_examples_that_do_not_fit_the_model_are_told_without_the_graph(model_fn, data_fn, what):

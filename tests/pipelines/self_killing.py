@@ -44,7 +44,8 @@ def armed(ledger: Path, step: str, *others: int) -> None:
         true = getattr(getattr(owner, name), "true", getattr(owner, name))
 
         def dying(*args: Any, true: Callable[..., Any] = true, **options: Any) -> Any:
-            die_once(ledger, f"{step}: before {Path(args[1]).name}", *others)
+            if Path(args[1]).name != "manifest.json":  # written between all the others, which are points
+                die_once(ledger, f"{step}: before {Path(args[1]).name}", *others)
             return true(*args, **options)
 
         dying.true = true  # type: ignore[attr-defined]

@@ -116,7 +116,9 @@ def judged(name: str, found: Mapping[str, Any], trained: Trained, *, margin: flo
     if not math.isfinite(difference):
         reason = "its outputs hold NaN or Inf"
     elif name in LITERT_FILES and difference > FAR:
-        reason = f"its outputs are off by {difference:.2g} of their spread, more than {FAR:g}: a failed conversion"
+        reason = (
+            f"its outputs are off by {difference:.2g} of their spread, more than {FAR:g}: a failed conversion"
+        )
     elif not math.isfinite(trained.score):
         reason = f"{trained.name} of the trained model is undefined on the test split: nothing can be judged"
     elif not math.isfinite(score):

@@ -40,6 +40,9 @@ log = logging.getLogger("casebook.training")
 SECONDS_BETWEEN_CHECKPOINTS = 600.0
 """Epochs longer than this are checkpointed in their midst too."""
 
+SECONDS_AT_RISK = 60.0
+"""More training than this is kept before validation, which hears no one who tells it to stop."""
+
 
 def train_phase(
     strategy: tf.distribute.Strategy,
@@ -286,6 +289,8 @@ class _PhaseRun:
                 saved = now
         # Only now: weights can be NaN while the loss reads well (tensorflow#24320).
         self.require_sound()
+        if time.perf_counter() - saved > SECONDS_AT_RISK and self.validation is not None and self.crew.chief:
+            self.save()
         row = self.account.row(at, self.rate_now())
         if self.scaled:
             row["skipped_steps"] = at.skipped

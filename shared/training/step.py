@@ -222,6 +222,11 @@ class Stepper:
 
     def example_losses(self, y: Any, prediction: Any) -> Any:
         """Loss of each example, float32 ``[B]``."""
+        if not hasattr(prediction, "dtype"):
+            self._refuse(
+                f"The model gives {len(prediction)} outputs; the loop trains a model of one.",
+                "Concatenate them into one output, and tell them apart in the loss.",
+            )
         if prediction.dtype not in (tf.float32, tf.float64):
             self._refuse(
                 f"The model's output is {prediction.dtype.name}; losses need float32.",
@@ -229,6 +234,11 @@ class Stepper:
             )
         if len(y.shape) == len(prediction.shape) - 1 and prediction.shape[-1] == 1:
             y = y[..., tf.newaxis]  # [B] beside [B, 1] would broadcast to [B, B]
+        if len(y.shape) == len(prediction.shape) > 1 and prediction.shape[-1] == 1 and (y.shape[-1] or 1) > 1:
+            log.warning(
+                "The truth has %d values an example and the model gives one: each is compared with that one.",
+                y.shape[-1],
+            )
         losses = tf.cast(self.loss(y, prediction), tf.float32)
         if len(losses.shape) == 0:
             self._refuse(

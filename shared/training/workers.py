@@ -74,9 +74,7 @@ def train(
     if section.workers > 1:
         return _on_this_machine(size, arguments, options, timeout)
     with _announced(runs, arguments, options):
-        return worker.run(
-            member.train_member, *arguments, timeout=timeout, grace=GRACE_SECONDS, **options
-        )
+        return worker.run(member.train_member, *arguments, timeout=timeout, grace=GRACE_SECONDS, **options)
 
 
 def _on_this_machine(

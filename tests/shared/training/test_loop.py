@@ -221,6 +221,26 @@ def test_a_killed_training_ends_with_the_same_bits(whole, tmp_path, monkeypatch,
         np.testing.assert_array_equal(ours.numpy(), theirs)
 
 
+def test_an_epoch_is_kept_before_its_validation(whole, tmp_path, monkeypatch):
+    """Validation hears no SIGTERM, and may be killed when its grace is over."""
+    monkeypatch.setattr(loop, "SECONDS_AT_RISK", 0.0)
+    validations = []
+
+    def killed(self) -> dict[str, float]:
+        validations.append(self)
+        if len(validations) == 2:
+            raise _Killed
+        return validate(self)
+
+    validate = loop._PhaseRun.validate
+    monkeypatch.setattr(loop._PhaseRun, "validate", killed)
+    with pytest.raises(_Killed):
+        train(network(), tmp_path)
+    assert max(tmp_path.iterdir()).name == "head-00001-00000005.npz"  # all 5 steps of the second epoch
+    result = train(network(), tmp_path)
+    assert without_times(result.history) == without_times(whole[0].history)
+
+
 def test_a_finished_training_is_not_repeated(tmp_path):
     first = train(network(), tmp_path)
     model = network()

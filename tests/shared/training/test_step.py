@@ -64,6 +64,15 @@ def test_a_batch_without_weight_changes_nothing():
     assert weight_of(model) == 1.0
 
 
+def test_several_outputs_and_a_truth_of_several_values_are_told(caplog):
+    inputs = keras.Input((1,))
+    two = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1)(inputs)])
+    with pytest.raises(TrainingError, match="gives 2 outputs"):
+        step(two, batches())
+    step(line(), batches(y=np.repeat(Y, 3, axis=1)))
+    assert "has 3 values an example and the model gives one" in caplog.text
+
+
 def test_a_missing_truth_without_weight_does_no_harm():
     model = line()
     missing = np.float32([[2.0], [np.nan], [0.0], [1.0]])

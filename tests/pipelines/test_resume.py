@@ -97,7 +97,7 @@ def test_a_killed_command_resumes_to_the_bit(
     assert whole.wait(timeout=400) == 0, log.read_text()
 
     killed = casebook("run", "stocks", "--config", config)
-    while not list(runs.glob("*/*/work/*/*/history.jsonl")):
+    while not list(runs.rglob("seed-*/history.jsonl")):
         assert killed.poll() is None, log.read_text()
         time.sleep(0.02)
     os.kill(killed.pid, signal.SIGKILL)

@@ -197,8 +197,8 @@ def _cpu_strategy(logical: int) -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
-        # A replica that waits in a sum for the others holds a thread. With no more threads than cores,
-        # four replicas on two cores have waited for each other for ever.
+        # A replica that waits in a sum for the others holds a thread. With as many threads as cores,
+        # four replicas on two cores were once seen to stand still for minutes.
         if tf.config.threading.get_inter_op_parallelism_threads() < 4 * logical:
             tf.config.threading.set_inter_op_parallelism_threads(4 * logical)
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical)

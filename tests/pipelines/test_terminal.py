@@ -70,7 +70,7 @@ def test_warnings_of_ours_are_shown_once_beside_progress_and_no_others(is_termin
         for _ in range(2):
             ours.warning("The checkpoint %s cannot be read.", "[a].npz")
         ours.info("epoch 1")
-        logging.getLogger("prefect.flow_runs").warning("noise")
+        logging.getLogger("somebody.else").warning("noise")
     ours.warning("after")
     assert written(console).count("Warning: The checkpoint [a].npz cannot be read.") == 1
     assert written(console).count("Warning") == 1

@@ -125,6 +125,8 @@ def resume(run: str = "last", /, *, fail_on_hold: Switch = False, screen: Screen
     from shared.runs.folder import Run
 
     stopped = Run.open(run)
+    if _is_hand(stopped.config.accelerator):
+        return _train_along(stopped.config.accelerator)
     if stopped.manifest["state"] == "done" and (stopped.path / "report.html").is_file():
         from pipelines.terminal import messages
 

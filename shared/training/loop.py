@@ -26,7 +26,7 @@ from shared.training import checkpoint, crew, diagnosis, learning_rate, prefligh
 from shared.training.account import Account, PhaseResult
 from shared.training.callbacks import Callbacks
 from shared.training.checkpoint import Checkpoint, Checkpoints
-from shared.training.monitor import Monitor, require_sound
+from shared.training.monitor import Monitor, first_unsound, require_sound
 from shared.training.predict import Evaluator, Forward
 from shared.training.state import Row, State
 from shared.training.step import Taken, make_stepper, seconds_per_step
@@ -283,14 +283,13 @@ class _PhaseRun:
             self.account.steps_done(at, self.rate_now())
             if taken.stops:
                 self.leave()
-            if now - saved > SECONDS_BETWEEN_CHECKPOINTS and at.step < self.steps and self.crew.chief:
-                self.require_sound()
-                self.save()
+            if now - saved > SECONDS_BETWEEN_CHECKPOINTS and at.step < self.steps:
+                self.save_by_the_clock()
                 saved = now
         # Only now: weights can be NaN while the loss reads well (tensorflow#24320).
         self.require_sound()
-        if time.perf_counter() - saved > SECONDS_AT_RISK and self.validation is not None and self.crew.chief:
-            self.save()
+        if time.perf_counter() - saved > SECONDS_AT_RISK and self.validation is not None:
+            self.save_by_the_clock()
         row = self.account.row(at, self.rate_now())
         if self.scaled:
             row["skipped_steps"] = at.skipped
@@ -392,6 +391,23 @@ class _PhaseRun:
         self.good = self.moment()
         if self.checkpoints is not None and self.crew.chief:
             self.checkpoints.save(self.good)
+
+    def save_by_the_clock(self) -> None:
+        """Keeps a moment in the midst of an epoch.
+
+        Workers' clocks differ. So with several of them the chief writes the file and no more: the moment
+        that all go back to stays the same on all, and what is unsound is told when all look.
+        """
+        if self.crew.size == 1:
+            self.require_sound()
+            self.save()
+        elif self.crew.chief and self.checkpoints is not None and self.sound:
+            self.state.callbacks = self.callbacks.state() if self.watch.callbacks else None
+            self.checkpoints.save(self.moment())
+
+    @property
+    def sound(self) -> bool:
+        return math.isfinite(self.state.mean_loss) and first_unsound(self.model.variables) is None
 
     def resume(self, found: Checkpoint) -> None:
         meta = found.meta

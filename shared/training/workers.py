@@ -59,8 +59,10 @@ def train(
     """
     section = AcceleratorSection.model_validate(config["accelerator"])
     size = cluster.size(section)
+    if size > 1:
+        config = {**config, "accelerator": {**config["accelerator"], "device": "workers", "workers": 1}}
+    arguments = (domain, prepared, config, fold, seed, plan, folder)
     if size == 1:
-        arguments = (domain, prepared, config, fold, seed, plan, folder)
         return worker.run(
             member.train_member,
             *arguments,
@@ -69,8 +71,6 @@ def train(
             memory_bytes=memory_bytes,
             **options,
         )
-    config = {**config, "accelerator": {**config["accelerator"], "device": "workers", "workers": 1}}
-    arguments = (domain, prepared, config, fold, seed, plan, folder)
     if section.workers > 1:
         return _on_this_machine(size, arguments, options, timeout)
     with _announced(runs, arguments, options):

@@ -44,6 +44,7 @@ def everything(section: dict[str, Any]) -> dict[str, Any]:
             "accumulated": _curve(device.strategy, replace(plan, accumulation=2), _plain),
             "overflow": _overflow(device.strategy, plan),
             "nan": _nan(device.strategy, plan),
+            "nan after a save by the clock": _nan_later(device.strategy, plan),
         }
 
 
@@ -215,3 +216,42 @@ def _nan(strategy: Any, plan: ExecutionPlan) -> dict[str, Any]:
         after = [np.asarray(v.numpy()).tolist() for v in model.variables]
         return {"told": error.message, "restored": before == after}
     return {"told": "", "restored": False}
+
+
+def _nan_later(strategy: Any, plan: ExecutionPlan) -> str:
+    """A NaN in the third batch, where the chief alone has written checkpoints by its clock meanwhile."""
+    import tempfile
+    from pathlib import Path
+
+    import keras
+
+    from shared.training import loop
+    from shared.training.checkpoint import Checkpoints
+
+    x, y = examples(4 * BATCH, 2)
+    x[np.random.default_rng([5, 0]).permutation(len(x))[2 * BATCH + 3], 1] = np.nan
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = _plain()
+    phase = Phase("only", lambda p: model, keras.losses.mean_squared_error, epochs=2, learning_rate=0.02)
+    plan = replace(plan, steps_per_call=1)
+    before, loop.SECONDS_BETWEEN_CHECKPOINTS = loop.SECONDS_BETWEEN_CHECKPOINTS, 0.0
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            kept = Checkpoints(Path(folder), "only")
+            loop.train_phase(
+                strategy,
+                model,
+                phase,
+                _source(x, y, plan),
+                None,
+                plan,
+                TrainSection(),
+                seed=5,
+                checkpoints=kept,
+            )
+    except TrainingError as error:
+        return error.message
+    finally:
+        loop.SECONDS_BETWEEN_CHECKPOINTS = before
+    return ""

@@ -104,3 +104,10 @@ def test_all_agree_on_a_failure(name):
         assert "step 1" in found["nan"]["told"]
         assert found["nan"]["told"] == of(name)[0]["nan"]["told"]
         assert found["nan"]["restored"]
+
+
+@pytest.mark.parametrize("name", ["cpu", *STRATEGIES])
+def test_workers_go_back_to_the_same_moment_whatever_their_clocks_say(name):
+    told = {found["nan after a save by the clock"] for found in of(name)}
+    assert len(told) == 1
+    assert "step 3" in told.pop()
